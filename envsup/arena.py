@@ -1,0 +1,146 @@
+"""The arrays through which the environments of a supervisor and their workers exchange what has a fixed form.
+
+Every array has the shape ``(slots, num_envs, ...)``: a request names the slot that its reply may fill, so two requests
+for one environment never share memory, and one slot of all environments is one contiguous block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from envsup.shm import SharedMemory
+from envsup.spaces import Layout, Leaf, fits, strip
+
+Array = npt.NDArray[Any]
+
+# How an action travels.
+PICKLED, INT, INT64, ARRAY = range(4)
+
+# What a reply to a step says of its parts; the parts themselves are in the arena unless EXTRA names them.
+DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, NO_INFO, UNBUILT = (1 << bit for bit in range(8))
+
+_ALIGN = 64
+
+
+class ArenaShape(NamedTuple):
+    """What an arena is made from."""
+
+    num_envs: int
+    slots: int
+    obs: Layout
+    action: Optional[Leaf]
+    reward: Optional[Leaf]
+
+
+class Arena:
+    """Blocks for observations, actions and rewards of ``shape.num_envs`` environments.
+
+    Attributes:
+        obs: a block ``(slots, num_envs, *leaf.shape)`` for each leaf of the observation space.
+        reward_cell: float64 ``(slots, num_envs)``, for rewards that are a float.
+        reward: a block for rewards that are what the reward space declares, or None.
+        action: a block for actions that are what the action space declares, or None.
+    """
+
+    def __init__(self, shape: ArenaShape, by_descriptor: bool = False) -> None:
+        self._shape = shape
+        self._by_descriptor = by_descriptor
+        self._memory = SharedMemory(_size(shape), by_descriptor)
+        self._map()
+
+    def __getstate__(self) -> tuple[ArenaShape, SharedMemory]:
+        return self._shape, self._memory
+
+    def __setstate__(self, state: tuple[ArenaShape, SharedMemory]) -> None:
+        self._shape, self._memory = state
+        self._map()
+
+    def _map(self) -> None:
+        shape = self._shape
+        self.layout = shape.obs
+        self.slots = shape.slots
+        self.single_leaf = shape.obs.leaves[0] if isinstance(shape.obs.root, Leaf) else None
+        offset = 0
+        blocks = []
+        for dtype, dims in _blocks(shape):
+            blocks.append(self._memory.array(dtype, dims, offset))
+            offset += _padded(dtype, dims)
+        self.reward_cell: Array = blocks[0]
+        count = len(shape.obs.leaves)
+        self.obs: list[Array] = blocks[1 : 1 + count]
+        rest = iter(blocks[1 + count :])
+        self.action: Optional[Array] = next(rest) if shape.action else None
+        self.reward: Optional[Array] = next(rest) if shape.reward else None
+
+    def rows(self, slot: int, env_id: int) -> list[Array]:
+        """Views of the observation leaves of one environment in one slot."""
+        return [block[slot, env_id, ...] for block in self.obs]
+
+    def put_action(self, slot: int, env_id: int, action: Any) -> int:
+        """Store ``action`` if it is what the space declares; returns how it is to be sent."""
+        kind = type(action)
+        if kind is int:
+            return INT if -(2**63) <= action < 2**63 else PICKLED
+        if kind is np.int64:
+            return INT64
+        leaf = self._shape.action
+        if leaf is None or kind is not np.ndarray or slot < 0 or not fits(action, leaf.dtype, leaf.shape):
+            return PICKLED
+        self.action[slot, env_id] = action  # type: ignore[index]
+        return ARRAY
+
+    def get_action(self, slot: int, env_id: int) -> Array:
+        """A copy of a stored action: the environment may keep it."""
+        return np.array(self.action[slot, env_id])  # type: ignore[index]
+
+
+class ArenaWriter:
+    """The worker's side: the rows of one environment, ready to be filled."""
+
+    def __init__(self, arena: Arena, env_id: int) -> None:
+        self._arena = arena
+        self._env_id = env_id
+        self._root = arena.layout.root
+        self._rows = [arena.rows(slot, env_id) for slot in range(arena.slots)]
+        leaf = arena.single_leaf
+        self._leaf = None if leaf is None else (leaf.dtype, leaf.shape)
+        self._cells = arena.reward_cell[:, env_id]
+        reward = arena.reward
+        self._rewards = None if reward is None else [reward[slot, env_id, ...] for slot in range(arena.slots)]
+        self._reward_form = None if reward is None else (reward.dtype, reward.shape[2:])
+
+    def observation(self, slot: int, obs: Any) -> Any:
+        """Store an observation; returns what of it has to go by message, ABSENT if nothing."""
+        if type(obs) is np.ndarray and self._leaf == (obs.dtype, obs.shape):
+            self._rows[slot][0][...] = obs
+            return ...
+        return strip(self._root, obs, self._rows[slot])
+
+    def reward(self, slot: int, reward: Any) -> int:
+        """Store a reward; returns REWARD_CELL, REWARD_ARRAY, or 0 if it has to go by message."""
+        if type(reward) is float:
+            self._cells[slot] = reward
+            return REWARD_CELL
+        if self._rewards is not None and type(reward) is np.ndarray:
+            if self._reward_form == (reward.dtype, reward.shape):
+                self._rewards[slot][...] = reward
+                return REWARD_ARRAY
+        return 0
+
+
+def _blocks(shape: ArenaShape) -> Sequence[tuple[np.dtype[Any], tuple[int, ...]]]:
+    leaves = [*shape.obs.leaves, *(leaf for leaf in (shape.action, shape.reward) if leaf)]
+    front = (shape.slots, shape.num_envs)
+    return [(np.dtype(np.float64), front), *((leaf.dtype, (*front, *leaf.shape)) for leaf in leaves)]
+
+
+def _padded(dtype: np.dtype[Any], dims: tuple[int, ...]) -> int:
+    size = int(np.prod(dims, dtype=np.int64)) * dtype.itemsize
+    return -(-size // _ALIGN) * _ALIGN
+
+
+def _size(shape: ArenaShape) -> int:
+    return sum(_padded(dtype, dims) for dtype, dims in _blocks(shape))

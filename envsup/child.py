@@ -1,0 +1,344 @@
+"""A worker as the supervisor sees it: one channel, and the ledger of the requests that it still owes a reply.
+
+A new kind of worker is one subclass of ``Child`` in one file.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Callable, Iterator, Optional, Protocol, Sequence
+
+from envsup.arena import Arena
+from envsup.errors import WorkerDied
+from envsup.launch import WorkerProcess, WorkerSpec
+from envsup.payload import SendPayload
+from envsup.worker import Call, Hosted
+
+BUILD_METHOD = "<build>"
+DEFAULT_CLOSE_TIMEOUT = 10.0
+
+
+class Request:
+    """A request that a worker has been sent.
+
+    Attributes:
+        method: "step", "reset" and so on; BUILD_METHOD for making an object.
+        proc_ids: the environments it concerns; a step may concern several of one worker.
+        slots: the slot of the arena for each of them, negative for none.
+        payload: what the user sent, if a user sent it.
+        owner: whatever the supervisor wants to find again when the reply is there.
+        timeout: seconds from when the worker could begin until it must have answered, None for no limit.
+        deadline: when that is, on the supervisor's clock; None while an earlier request is being worked on.
+        answered: how many of proc_ids have been answered.
+        expired: whether it was given up; its reply is dropped.
+        sent_at: when it was sent, on the supervisor's clock.
+        too_late: whether the worker had already ended when it was sent.
+    """
+
+    __slots__ = (
+        "method",
+        "proc_ids",
+        "slots",
+        "payload",
+        "owner",
+        "timeout",
+        "deadline",
+        "answered",
+        "expired",
+        "seq",
+        "sent_at",
+        "too_late",
+    )
+
+    def __init__(
+        self,
+        method: str,
+        proc_ids: Sequence[int],
+        slots: Sequence[int] = (-1,),
+        payload: Optional[SendPayload] = None,
+        owner: Any = None,
+        timeout: Optional[float] = None,
+    ) -> None:
+        self.method = method
+        self.proc_ids = proc_ids
+        self.slots = slots
+        self.payload = payload
+        self.owner = owner
+        self.timeout = timeout
+        self.deadline: Optional[float] = None
+        self.answered = 0
+        self.expired = False
+        self.seq = 0
+        self.sent_at = 0.0
+        self.too_late = False
+
+
+class Listener(Protocol):
+    """Who is told of what comes from the workers."""
+
+    clock: Callable[[], float]
+
+    def on_steps(self, child: "Child", request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        """The next ``len(statuses)`` steps of a request are answered."""
+
+    def on_reply(self, child: "Child", request: Request, status: int, data: Any) -> None:
+        """A request that is no step is answered."""
+
+    def on_lost(self, child: "Child", requests: list[Request], error: Exception) -> None:
+        """The worker is gone, and what it owed with it."""
+
+    def on_deadline(self, when: float) -> None:
+        """A request must be answered by then."""
+
+    def handle(self, fd: int, handler: Optional[Callable[[], None]]) -> None:
+        """Call ``handler`` when ``fd`` is ready; None: no more."""
+
+    def ring(self, child: "Child") -> None:
+        """May be called by any thread: have ``child.receive`` called by the thread that waits."""
+
+    def start_process(self, spec: WorkerSpec) -> WorkerProcess:
+        """Start a worker process that ends with the supervisor."""
+
+    def process_ended(self, process: WorkerProcess) -> None:
+        """The process is gone, and need not be ended."""
+
+
+class Child(ABC):
+    """One worker, which hosts one object or several.
+
+    Attributes:
+        hosted: the objects, in the order of their index in the worker.
+        proc_ids: their ids.
+        open: the requests that are not answered, oldest first.
+        life: how often the worker was started.
+    """
+
+    def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
+        self.hosted = hosted
+        self.listener = listener
+        self.launch_timeout = launch_timeout
+        self.arena: Optional[Arena] = None
+        self.open: deque[Request] = deque()
+        self.life = 0
+        self._seq = 0
+        self._locals = {h.proc_id: i for i, h in enumerate(hosted)}
+
+    @property
+    def proc_ids(self) -> tuple[int, ...]:
+        """The ids of the hosted objects."""
+        return tuple(self._locals)
+
+    def host(self, hosted: Hosted) -> None:
+        """Host one more object, from the next start on."""
+        self._locals[hosted.proc_id] = len(self.hosted)
+        self.hosted.append(hosted)
+
+    @property
+    @abstractmethod
+    def alive(self) -> bool:
+        """Whether the worker runs, as far as is known."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> Optional[int]:
+        """The worker's process id, None for a thread."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start a worker."""
+
+    @abstractmethod
+    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> Any:
+        """Make steps for ``request.proc_ids`` ready for sending; ``eager``: answer each as soon as it is done.
+
+        What cannot be sent raises here, before anything was sent.
+        """
+
+    @abstractmethod
+    def _post_steps(self, request: Request, packed: Any) -> None:
+        """Send what ``pack_steps`` made."""
+
+    @abstractmethod
+    def _post_call(self, request: Request, packed: Any) -> None:
+        """Send a request of another kind, as ``pack`` made it."""
+
+    @abstractmethod
+    def _post_build(self, request: Request, local: int) -> None:
+        """Send a request to make an object anew."""
+
+    @abstractmethod
+    def pack(self, call: Call) -> Any:
+        """Make a request ready for sending: what cannot be sent raises here, before anything was sent."""
+
+    @abstractmethod
+    def receive(self) -> None:
+        """Read what has arrived and report it to the listener."""
+
+    def receiving(self) -> bool:
+        """Whether a reply has arrived in part."""
+        return False
+
+    @abstractmethod
+    def check(self) -> bool:
+        """Look whether the worker has died; if so, report it and return True."""
+
+    @abstractmethod
+    def ended(self) -> bool:
+        """Whether the worker has ended, reported or not."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the worker at once.  What it owes stays in ``open``."""
+
+    @abstractmethod
+    def ask_to_stop(self) -> None:
+        """Have the worker leave after what it has been sent already."""
+
+    @abstractmethod
+    def stopped(self) -> bool:
+        """Whether it has left; to be asked again and again after ``ask_to_stop``, as it reads what still arrives."""
+
+    @abstractmethod
+    def terminate(self) -> None:
+        """Ask less kindly."""
+
+    @staticmethod
+    @abstractmethod
+    def wait_stopped(children: Sequence[Any], timeout: float) -> None:
+        """Wait up to ``timeout`` seconds until ``stopped`` may have changed for one of the children."""
+
+    def start(self) -> None:
+        """Start the worker and build its objects; does nothing while it runs."""
+        if self.alive:
+            return
+        self.life += 1
+        self._start()
+        for proc_id in self._locals:
+            self._enter(Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout))
+
+    def restart(self) -> None:
+        """End the worker and start a new one.  What the old one owed is reported as lost."""
+        self.kill()
+        lost = self.take_open()
+        self.start()
+        if lost:
+            self.listener.on_lost(self, lost, WorkerDied(f"{self.describe()} was restarted", self.proc_ids))
+
+    def shutdown(self, timeout: Optional[float] = None) -> None:
+        """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it."""
+        stop_all([self], DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+
+    def send(self, payload: SendPayload) -> None:
+        """Send a request; the reply comes out of the supervisor's ``recv``."""
+        self.send_call(Request(str(payload.method), (payload.proc_id,), payload=payload), payload)
+
+    def send_call(self, request: Request, payload: SendPayload) -> None:
+        """Send a call of a method of one object."""
+        local = self._locals[payload.proc_id]
+        callback = self.hosted[local].shm_callback
+        req_id = payload.req_id if callback is not None else None
+        method = getattr(payload.method, "value", payload.method)
+        packed = self.pack(Call(local, request.slots[0], method, tuple(payload.args), payload.kwargs, req_id))
+        self._enter(request)
+        self._post_call(request, packed)
+
+    def send_steps(self, request: Request, packed: Any) -> None:
+        """Send what ``pack_steps`` made."""
+        self._enter(request)
+        self._post_steps(request, packed)
+
+    def rebuild(self, proc_id: int) -> None:
+        """Make one object anew in the running worker."""
+        request = Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout)
+        self._enter(request)
+        self._post_build(request, self._locals[proc_id])
+
+    def _enter(self, request: Request) -> None:
+        self._seq = (self._seq + 1) & 0xFFFFFFFF
+        request.seq = self._seq
+        request.sent_at = self.listener.clock()
+        opened = self.open
+        if not opened:
+            self._start_clock(request)
+        elif opened[-1].expired:
+            self._start_clock(request, opened[-1])
+        opened.append(request)
+
+    def _start_clock(self, request: Request, stuck_behind: Optional[Request] = None) -> None:
+        """The worker could begin now; or it is stuck, and has this one's time, or the other's, to come back."""
+        timeout = request.timeout
+        if timeout is None and stuck_behind is not None:
+            timeout = stuck_behind.timeout
+        if timeout is not None:
+            request.deadline = self.listener.clock() + timeout
+            self.listener.on_deadline(request.deadline)
+
+    def answer(self, count: int = 1) -> Request:
+        """Note that the oldest open request has been answered, or ``count`` steps of it."""
+        request = self.open[0]
+        request.answered += count
+        if request.answered < len(request.proc_ids):
+            if request.deadline is not None and not request.expired:
+                self._start_clock(request)
+            return request
+        self.open.popleft()
+        self._run_next_clock()
+        return request
+
+    def expire(self, request: Request) -> None:
+        """Give a request up: its reply will be dropped."""
+        request.expired = True
+        self._run_next_clock(request)
+
+    def _run_next_clock(self, stuck_behind: Optional[Request] = None) -> None:
+        for request in self.open:
+            if not request.expired:
+                if request.deadline is None:
+                    self._start_clock(request, stuck_behind)
+                return
+
+    def take_open(self) -> list[Request]:
+        """Empty the ledger; returns what was in it and had not been given up."""
+        lost = [request for request in self.open if not request.expired]
+        self.open.clear()
+        return lost
+
+    def describe(self) -> str:
+        """What to call this worker in a message."""
+        return self.name() if self.pid is None else f"{self.name()} (pid {self.pid})"
+
+    def name(self) -> str:
+        """The worker by the ids of what it hosts."""
+        ids = ", ".join(map(str, self._locals))
+        return f"the worker of environment{'s' if len(self._locals) > 1 else ''} {ids}"
+
+
+def stop_all(children: Sequence[Child], timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+    """Ask workers to leave, wait, then terminate, then kill them; never raises for a stubborn one.
+
+    Arguments:
+        timeout: seconds that they have for what they were sent and for leaving.
+    """
+    running = [child for child in children if child.alive]
+    for child in running:
+        child.ask_to_stop()
+    running = _wait_stopped(running, clock() + timeout, clock)
+    for child in running:
+        child.terminate()
+    running = _wait_stopped(running, clock() + min(0.5, timeout), clock)
+    for child in running:
+        child.kill()
+    for child in children:
+        child.take_open()
+
+
+def _wait_stopped(children: list[Child], end: float, clock: Callable[[], float]) -> list[Child]:
+    while children:
+        children = [child for child in children if not child.stopped()]
+        left = end - clock()
+        if not children or left <= 0:
+            break
+        children[0].wait_stopped(children, left)
+    return children

@@ -1,0 +1,636 @@
+"""``EnvSupervisor``: a group of environments in workers, with the interface of DI-engine's class of that name."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import numbers
+import os
+import queue
+import sys
+from collections.abc import Mapping as MappingABC
+from multiprocessing.context import BaseContext
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+
+from envsup.arena import EXTRA, Arena, ArenaShape
+from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child
+from envsup.envs import EnvironmentFactory, read_attribute
+from envsup.lifecycle import EnvRetryType, EnvState, Policy
+from envsup.payload import ChildType, RecvPayload, SendPayload
+from envsup.recovery import COPY_SLOTS, VIEW_SLOTS, RecoveringSupervisor
+from envsup.spaces import fixed_leaf, layout_of
+from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, Waiting, _data_of
+from envsup.worker import method_hint
+
+logger = logging.getLogger("envsup")
+
+Actions = Union[Mapping[int, Any], Sequence[Any], Any]
+ResetParam = Union[None, Mapping[int, Optional[Mapping[str, Any]]], Sequence[Optional[Mapping[str, Any]]]]
+
+
+class EnvSupervisor(RecoveringSupervisor):
+    """Runs environments in child processes or threads and feeds a training loop with their observations.
+
+    Interface and behaviour are those of ``ding.envs.env_manager.EnvSupervisor`` of DI-engine.  An environment may be of
+    DI-engine, gym (0.25 or 0.26) or gymnasium.  Works as a context manager that closes at the end.
+
+    Arguments:
+        type_: processes or threads.  Threads share one global random state: only the last seed of it counts.
+        env_fn: one factory for each environment.
+        retry_type: how a failed reset is tried again: "reset" on the same worker, or "renew" in a new one.
+        max_try: after so many failed resets in a row ``RuntimeError`` is raised.
+        max_retry: deprecated name of ``max_try``.
+        auto_reset: reset an environment when its episode is done.
+        reset_timeout: seconds that a reset, an attribute read or a ``call`` may take, None for no limit.
+        step_timeout: seconds that a step may take, None for no limit.
+        retry_waiting_time: seconds to wait before a failed reset is tried again.
+        episode_num: after so many episodes an environment is not reset any more.
+        shared_memory: pass observations, rewards and actions through shared memory (processes only).  Changes speed only.
+        copy_on_get: whether what you get is yours for good.  If False, an observation is a view of shared memory, valid
+            until the next request that you make for its environment (processes with shared memory only).
+        mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
+        launch_timeout: seconds that building an environment may take, None for no limit.
+        kwargs: anything else is ignored with a warning, as whole configurations are passed here.
+
+    Raises:
+        ValueError: if there is no factory, or an argument has no sensible value.
+    """
+
+    def __init__(
+        self,
+        type_: Union[ChildType, str] = ChildType.PROCESS,
+        env_fn: Optional[Sequence[Callable[[], Any]]] = None,
+        retry_type: Union[EnvRetryType, str] = EnvRetryType.RESET,
+        max_try: Optional[int] = None,
+        max_retry: Optional[int] = None,
+        auto_reset: bool = True,
+        reset_timeout: Optional[float] = None,
+        step_timeout: Optional[float] = None,
+        retry_waiting_time: Optional[float] = None,
+        episode_num: float = math.inf,
+        shared_memory: bool = True,
+        copy_on_get: bool = True,
+        *,
+        mp_ctx: Union[None, str, BaseContext] = None,
+        launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(type_, mp_ctx)
+        if kwargs:
+            logger.warning("Unknown parameters on env supervisor: %s", ", ".join(sorted(kwargs)))
+        if max_retry:
+            logger.warning("`max_retry` is deprecated, use `max_try` instead.")
+        in_process = self._type is ChildType.PROCESS
+        if not in_process and (shared_memory or copy_on_get):
+            logger.warning("shared_memory and copy_on_get only work with processes.")
+        self._shared_memory = in_process and shared_memory
+        self._copy_on_get = not (in_process and shared_memory) or copy_on_get
+        self._retry_type = _retry_type(retry_type)
+        self._auto_reset = auto_reset
+        self._episode_num = _positive("episode_num", episode_num)
+        self._max_try = int(_positive("max_try", max_try or max_retry or 1))
+        self._reset_timeout = _timeout("reset_timeout", reset_timeout)
+        self._step_timeout = _timeout("step_timeout", step_timeout)
+        self._launch_timeout = _timeout("launch_timeout", launch_timeout)
+        self._retry_waiting_time = _timeout("retry_waiting_time", retry_waiting_time or None)
+        self._env_fn = _factories(env_fn)
+        self._arena = None
+        self._create_env_ref()
+        for env_id, factory in enumerate(self._env_fn):
+            self.register(EnvironmentFactory(factory, env_id))
+        self._forget_environments()
+
+    def _create_env_ref(self) -> None:
+        """Build one environment here to learn the spaces.  Many define them when they are made, some when reset."""
+        self._env_ref = self._env_fn[0]()
+        try:
+            if getattr(self._env_ref, "observation_space", None) is None:
+                self._env_ref.reset()
+            self._observation_space = getattr(self._env_ref, "observation_space", None)
+            self._action_space = getattr(self._env_ref, "action_space", None)
+            self._reward_space = getattr(self._env_ref, "reward_space", None)
+        finally:
+            if callable(getattr(self._env_ref, "close", None)):
+                self._env_ref.close()
+
+    @property
+    def _policy(self) -> Policy:  # type: ignore[override]
+        return Policy(_retry_type(self._retry_type), self._max_try, self._auto_reset, self._episode_num)
+
+    # -- properties --
+
+    @property
+    def env_num(self) -> int:
+        """The number of environments."""
+        return len(self._env_fn)
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space of the first environment, None if it has none."""
+        return self._observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The action space of the first environment, None if it has none."""
+        return self._action_space
+
+    @property
+    def reward_space(self) -> Any:
+        """The reward space of the first environment, None if it has none."""
+        return self._reward_space
+
+    @property
+    def ready_obs(self) -> Any:
+        """The newest observations of the environments in RUN, stacked in the order of ``ready_obs_id``.
+
+        An ndarray; for Dict and Tuple spaces a tree of ndarrays, whose ``len`` is the number of its keys; an object array
+        where shapes differ.
+        """
+        with self._lock:
+            return self._timesteps().stack([self._ready_obs[i] for i in self.ready_obs_id])
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """The ids of the environments in RUN, those with a step in flight included."""
+        states, run = self._env_states, EnvState.RUN
+        return [i for i in range(len(self._env_fn)) if states.get(i) is run]
+
+    @property
+    def done(self) -> bool:
+        """Whether every environment is DONE."""
+        return all(self.env_state_done(i) for i in range(self.env_num))
+
+    @property
+    def env_states(self) -> dict[int, EnvState]:
+        """The state of each environment."""
+        return {i: self._env_states.get(i, EnvState.VOID) for i in range(self.env_num)}
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether an environment is DONE and no automatic reset of it is in flight."""
+        if self._env_states.get(env_id) is not EnvState.DONE:
+            return False
+        env = self._envs[env_id]
+        resetting = any(r.method == "reset" and env_id in r.proc_ids and not r.expired for r in env.child.open)
+        return not (resetting or env.recovering or self._inbox.has_reset(env_id))
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """The methods that every environment has."""
+        return ["reset", "step", "seed", "close", "enable_save_replay"]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers are not running."""
+        return not self._running
+
+    @property
+    def _last_called(self) -> dict[int, dict[str, float]]:
+        """For each environment, when its open step and its open reset were sent; infinity if there is none."""
+        called = {i: {"step": math.inf, "reset": math.inf} for i in range(self.env_num)}
+        for child in self._children:
+            for request in child.open:
+                for env_id in request.proc_ids[request.answered :]:
+                    if request.method in ("step", "reset"):
+                        called[env_id][request.method] = request.sent_at
+        return called
+
+    # -- before launch --
+
+    def seed(
+        self, seed: Union[int, Sequence[int], Mapping[int, Optional[int]]], dynamic_seed: Optional[bool] = None
+    ) -> None:
+        """Seed the environments at launch, or before their next reset if they run.
+
+        Arguments:
+            seed: an int, to which the id of each environment is added; or one seed each; or a dict of some.
+            dynamic_seed: passed on to ``env.seed`` if it is not None.
+
+        Raises:
+            TypeError: for a seed of another type.
+            AssertionError: for a list of another length than there are environments.
+        """
+        seeds = self._seeds(seed)
+        with self._lock:
+            self._env_seed, self._env_dynamic_seed = seeds, dynamic_seed
+            if self._running:
+                for env_id in seeds:
+                    self._envs[env_id].new_seed = True
+
+    def _seeds(self, seed: Any) -> dict[int, Optional[int]]:
+        if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
+            return {i: int(seed) + i for i in range(self.env_num)}
+        if isinstance(seed, (list, tuple)) or type(seed).__name__ == "ndarray":
+            assert len(seed) == self.env_num, f"there are {len(seed)} seeds for {self.env_num} environments"
+            return {i: _seed(s) for i, s in enumerate(seed)}
+        if isinstance(seed, MappingABC):
+            self._check_ids(seed)
+            return {int(i): _seed(s) for i, s in seed.items()}
+        raise TypeError(f"a seed is an int, a list or a dict of ints, not {type(seed).__name__}")
+
+    def enable_save_replay(self, replay_path: Union[str, Sequence[str]]) -> None:
+        """Have the environments save replays, from the next launch on.
+
+        Arguments:
+            replay_path: one folder for all, or one for each.
+        """
+        paths = [replay_path] * self.env_num if isinstance(replay_path, (str, os.PathLike)) else list(replay_path)
+        if len(paths) != self.env_num:
+            raise ValueError(f"there are {len(paths)} replay paths for {self.env_num} environments")
+        self._env_replay_path = [os.fspath(path) for path in paths]
+
+    # -- running --
+
+    def launch(self, reset_param: ResetParam = None, block: bool = True) -> None:
+        """Start the workers, seed the environments, enable replay and reset them.
+
+        Arguments:
+            reset_param: keyword arguments of ``reset`` for each environment.
+            block: wait until every environment is reset; else the replies come out of ``recv``.
+
+        Raises:
+            AssertionError: if the supervisor is not closed, or ``reset_param`` is not for all environments.
+            RuntimeError: if an environment could not be reset in ``max_try`` tries.
+        """
+        assert self.closed, "Please first close the env supervisor before launching it."
+        if reset_param is not None:
+            assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
+        params = self._reset_params(reset_param)
+        self._maker = self._timesteps()
+        if self._type is ChildType.PROCESS and self._start_method == "fork":
+            _warn_of_accelerators()
+        self.start_link()
+        owner = Waiting() if block else None
+        try:
+            with self._lock:
+                self._reset_param.update(params)
+                for env in self._envs:
+                    self._prepare(env, owner)
+                    self._send_reset(env, owner)
+                if owner is not None:
+                    self._wait_for(owner)
+        except BaseException:
+            self.shutdown(DEFAULT_CLOSE_TIMEOUT)
+            raise
+        if owner is not None and owner.error is not None:
+            self.shutdown(DEFAULT_CLOSE_TIMEOUT)
+            raise owner.error
+
+    def start_link(self) -> None:
+        if self._running:
+            return
+        self._maker = self._timesteps()
+        self._arena = self._make_arena() if self._shared_memory else None
+        for child in self._children:
+            child.arena = self._arena
+        super().start_link()
+
+    def _make_arena(self) -> Arena:
+        slots = COPY_SLOTS if self._copy_on_get else VIEW_SLOTS
+        layout = layout_of(self._observation_space)
+        action, reward = fixed_leaf(self._action_space), fixed_leaf(self._reward_space)
+        shape = ArenaShape(self.env_num, slots, layout, action, reward)
+        return Arena(shape, by_descriptor=self._start_method != "fork")
+
+    def _timesteps(self) -> Any:
+        from envsup import timestep
+
+        return timestep
+
+    def reset(self, reset_param: ResetParam = None, block: bool = True) -> None:
+        """Reset environments.
+
+        Arguments:
+            reset_param: None for all, without parameters; a list of keyword arguments from environment 0 on; or a dict of
+                them, which resets only its keys.  They are kept for later automatic resets.
+            block: wait for the observations; else they come out of ``recv``.
+
+        Raises:
+            ValueError: for an environment that is not there; nothing is reset then.
+        """
+        assert not self.closed, "The env supervisor is closed."
+        params = self._reset_params(reset_param)
+        owner = Waiting() if block else None
+        with self._lock:
+            for env_id, param in params.items():
+                child = self._envs[env_id].child
+                if param and child.alive:
+                    child.pack(_reset_call(param))
+            self._reset_param.update(params)
+            for env_id in params:
+                self._reset_one(env_id, owner)
+            if owner is not None:
+                self._wait_for(owner)
+
+    def _reset_one(self, env_id: int, owner: Optional[Waiting], payload: Optional[SendPayload] = None) -> None:
+        env = self._envs[env_id]
+        if self._env_replay_path is not None and self._env_states.get(env_id) is EnvState.RUN:
+            logger.warning("Environment %s saves a replay and has not finished its episode: not reset.", env_id)
+            return
+        env.lost = None
+        if env.child.alive and env.child.ended():
+            env.child.check()
+            env.lost = None
+        if env.recovering and (env.retry is not None or not env.child.alive):
+            self._join(env, owner)
+        elif not env.child.alive:
+            self._deaths.pop(env_id, None)
+            self._join(env, owner)
+            env.recovering = True
+            self._renew(env)
+        else:
+            self._send_reset(env, owner, payload, by_caller=True)
+
+    def step(self, actions: Actions, block: bool = True) -> Optional[list[Any]]:
+        """Step environments, and reset those whose episode is done.
+
+        Arguments:
+            actions: a dict ``{env_id: action}``; or a sequence (an ndarray too) with one action for each environment in
+                ``ready_obs_id``, or for each environment.
+            block: wait, also for the resets that the steps caused; else the replies come out of ``recv``.
+
+        Returns:
+            With block a list of ``treetensor.numpy.ndarray`` in the order of the actions, each with ``obs``, ``reward``,
+            ``done``, ``info`` and ``env_id``.  A step that failed has None for the first three and
+            ``info = {abnormal: True, err: <exception>}``.
+
+        Raises:
+            AssertionError: if the supervisor is closed or there is no action.
+            ValueError: for an unknown environment, or a number of actions that fits nothing.
+        """
+        assert not self.closed, "The env supervisor is closed."
+        with self._lock:
+            by_id = self._actions_by_id(actions)
+            owner = Waiting() if block else None
+            self._send_steps(by_id, owner)
+            if owner is None:
+                return None
+            self._wait_for(owner)
+            return self._collect(by_id, owner)
+
+    def _actions_by_id(self, actions: Actions) -> Mapping[int, Any]:
+        if isinstance(actions, MappingABC):
+            assert len(actions), "There is no action."
+            return self._check_ids(actions)
+        try:
+            count = len(actions)
+        except TypeError:
+            raise ValueError(f"actions are a dict or a sequence, not {type(actions).__name__}") from None
+        assert count, "There is no action."
+        ids: Sequence[int] = self.ready_obs_id
+        if count != len(ids):
+            if count != self.env_num:
+                raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
+            ids = range(self.env_num)
+        return dict(zip(ids, actions))
+
+    def _check_ids(self, keyed: Mapping[Any, Any]) -> Mapping[int, Any]:
+        count = self.env_num
+        for env_id in keyed:
+            if type(env_id) is not int or not 0 <= env_id < count:
+                break
+        else:
+            return keyed
+        for env_id in keyed:
+            if isinstance(env_id, bool) or not isinstance(env_id, numbers.Integral) or not 0 <= env_id < count:
+                raise ValueError(f"there is no environment {env_id!r}; there are 0 to {count - 1}")
+        return {int(env_id): value for env_id, value in keyed.items()}
+
+    def _wait_for(self, owner: Waiting) -> None:
+        try:
+            self._wait(lambda: owner.pending <= 0)
+        except BaseException:
+            self._abandon(owner)
+            raise
+
+    def _abandon(self, owner: Waiting) -> None:
+        """The call was cut short: what it would have returned still counts for the states."""
+        owner.abandoned = True
+        if self._running:
+            for env_id, result in list(owner.results.items()):
+                if isinstance(result, tuple):
+                    self._apply_step(self._envs[env_id], *result)
+
+    def _collect(self, actions: Iterable[int], owner: Waiting) -> list[Any]:
+        """The timesteps of a blocking step, in the order of its actions."""
+        maker, envs, states, ready = self._maker, self._envs, self._env_states, self._ready_obs
+        blocks, rewards = self._copy_slot(owner)
+        timesteps = []
+        for env_id in actions:
+            result = owner.results[env_id]
+            if not isinstance(result, tuple):
+                timesteps.append(maker.abnormal(result, env_id))
+                continue
+            slot, status, extra = result
+            whole = (blocks, rewards) if slot == 0 else (None, None)
+            obs, reward, done, info = self._parts(envs[env_id], slot, status, extra, *whole)
+            timestep = maker.timestep(obs, reward, done, info, env_id)
+            timesteps.append(timestep)
+            if not (status & 1 and states.get(env_id) is EnvState.RUN):
+                ready[env_id] = timestep.obs
+        return timesteps
+
+    def _copy_slot(self, owner: Waiting) -> tuple[Any, Any]:
+        """One copy of what all environments wrote into the first slot, rather than one of each."""
+        arena = self._arena
+        if arena is None or not self._copy_on_get or 2 * len(owner.results) < self.env_num:
+            return None, None
+        rewards = arena.reward_cell[0].copy(), None if arena.reward is None else arena.reward[0].copy()
+        return [block[0].copy() for block in arena.obs], rewards
+
+    def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
+        """The next reply to what was sent with block=False, automatic resets included.
+
+        Arguments:
+            ignore_err: drop replies that are an error.
+            timeout: seconds to wait, None for no limit.
+
+        Returns:
+            A payload whose ``data`` is an observation (method "reset") or a timestep ("step").  A step that failed has its
+            abnormal timestep as ``data`` and the exception as ``err``; a reset that failed is not seen, its retry is.
+
+        Raises:
+            queue.Empty: if there was no reply in time.
+            RuntimeError: if an environment could not be reset in ``max_try`` tries.
+            SupervisorClosed: if the supervisor is closed, or closed while this waits.
+        """
+        end = math.inf if timeout is None else self.clock() + timeout
+        while True:
+            left = None if end == math.inf else max(0.0, end - self.clock())
+            with self._lock:
+                if not self._wait(self._inbox.__len__, left):
+                    raise queue.Empty
+                payload = self._inbox.take_first()
+                self._delivered(payload)
+            if payload.err is None or not ignore_err:
+                return payload
+
+    def send(self, payload: SendPayload) -> None:
+        """Send a request of your own; its reply comes out of ``recv`` or ``recv_all``."""
+        if not self._running:
+            return super().send(payload)
+        self._check_ids({payload.proc_id: None})
+        hash(payload.req_id)
+        with self._lock:
+            if payload.method == "step":
+                self._send_steps({payload.proc_id: payload.args[0]}, None, payload)
+            elif payload.method == "reset":
+                self._reset_param[payload.proc_id] = _own(payload.kwargs)
+                self._reset_one(payload.proc_id, None, payload)
+            else:
+                super().send(payload)
+
+    # -- attributes and methods of the environments --
+
+    def __getattr__(self, key: str) -> list[Any]:
+        if key.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        try:
+            value = read_attribute(self._env_ref, key)
+        except AttributeError:
+            name = type(self._env_ref).__name__
+            raise AttributeError(f"env `{name}` doesn't have the attribute `{key}`") from None
+        except Exception:
+            value = None  # What it says in the workers is what counts.
+        if hasattr(value, "__self__") and hasattr(value, "__func__"):
+            raise AttributeError(method_hint(key))
+        return super().__getattr__(key)
+
+    def call(
+        self, method: str, *args: Any, env_id: Union[None, int, Sequence[int]] = None, **kwargs: Any
+    ) -> list[Any]:
+        """Run a method of the environments in their workers.
+
+        Arguments:
+            method: its name.
+            env_id: the environments, all if None.
+
+        Returns:
+            What the method returned, in the order of the environments.
+
+        Raises:
+            AttributeError: if the method is private; else what it raised in the first worker that raised.
+            TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
+        """
+        assert not self.closed, "The env supervisor is closed."
+        if method.startswith("_"):
+            raise AttributeError(f"{method} is private and is not run in a worker")
+        ids = range(self.env_num) if env_id is None else [env_id] if isinstance(env_id, numbers.Integral) else env_id
+        payloads = [SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._check_ids(dict.fromkeys(ids))]
+        return _data_of(self._ask(payloads, self._ask_timeout()))
+
+    def _revive(self, child: Child) -> None:
+        if not child.alive:
+            env = self._envs[child.proc_ids[0]]
+            if not env.recovering:
+                env.recovering = True
+                self._renew(env)
+            elif env.retry is not None:
+                self._retry(env, env.retry[1])
+
+    # -- closing --
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """Close the environments and end the workers; the same as ``shutdown``."""
+        self.shutdown(timeout)
+
+    def shutdown(self, timeout: Optional[float] = None) -> None:
+        """Close the environments and end the workers, within ``timeout`` seconds (10 by default); may be called twice.
+
+        Seeds, replay paths, reset parameters, states and counts are forgotten; ``launch`` works again.
+        """
+        if not self._running:
+            return
+        with self._lock:
+            if not self._running:
+                return
+            self._running = False
+            for env in self._envs:
+                child = env.child
+                if child.alive and not any(request.expired for request in child.open):
+                    sent = SendPayload(env.env_id, "", "close")
+                    self._send_close(child, sent)
+        self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+        self._arena = None
+        for child in self._children:
+            child.arena = None
+        self._forget_environments()
+
+    def _send_close(self, child: Child, sent: SendPayload) -> None:
+        from envsup.child import Request
+
+        child.send_call(Request("close", (sent.proc_id,), (-1,), sent, Waiting()), sent)
+
+    def _reset_params(self, reset_param: ResetParam) -> dict[int, dict[str, Any]]:
+        if not reset_param:
+            return {i: {} for i in range(self.env_num)}
+        if not isinstance(reset_param, MappingABC):
+            if len(reset_param) > self.env_num:
+                raise ValueError(f"{len(reset_param)} reset parameters for {self.env_num} environments")
+            reset_param = dict(enumerate(reset_param))
+        return {i: _own(param) for i, param in self._check_ids(reset_param).items()}
+
+
+def _reset_call(param: dict[str, Any]) -> Any:
+    from envsup.worker import Call
+
+    return Call(0, -1, "reset", (), param)
+
+
+def _own(param: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+    """A copy of reset parameters that later changes of the caller's do not reach."""
+    if param is None:
+        return {}
+    if not isinstance(param, MappingABC):
+        raise TypeError(f"reset parameters are a dict of keyword arguments, not {type(param).__name__}")
+    try:
+        return copy.deepcopy(dict(param))
+    except Exception:
+        return dict(param)
+
+
+def _seed(seed: Any) -> Optional[int]:
+    if seed is None:
+        return None
+    if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
+        return int(seed)
+    raise TypeError(f"a seed is an int, not {type(seed).__name__}")
+
+
+def _retry_type(value: Any) -> EnvRetryType:
+    try:
+        return EnvRetryType(value)
+    except ValueError:
+        raise ValueError(f"retry_type is 'reset' or 'renew', not {value!r}") from None
+
+
+def _factories(env_fn: Any) -> list[Callable[[], Any]]:
+    if not isinstance(env_fn, (list, tuple)) or not env_fn:
+        raise ValueError("env_fn must be a list with a factory for each environment")
+    for factory in env_fn:
+        if not callable(factory):
+            raise ValueError(f"env_fn holds {factory!r}, which is no factory: it cannot be called")
+    return list(env_fn)
+
+
+def _positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > 0:
+        raise ValueError(f"{name} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def _timeout(name: str, value: Any) -> Optional[float]:
+    return None if value is None or value == math.inf else _positive(name, value)
+
+
+def _warn_of_accelerators() -> None:
+    """A forked process cannot use CUDA or JAX where its parent has started them."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        logger.warning("CUDA is initialised in this process and does not survive a fork: use mp_ctx='spawn'.")
+    bridge = sys.modules.get("jax._src.xla_bridge")
+    if bridge is not None and getattr(bridge, "_backends", None):
+        logger.warning("JAX is initialised in this process and may hang after a fork: use mp_ctx='spawn'.")
+
+
+__all__ = ["EXTRA", "EnvSupervisor"]

@@ -1,0 +1,208 @@
+"""One face over the environments of DI-engine, gym (0.25 and 0.26) and gymnasium, as seen by a worker.
+
+Nothing here imports gym or gymnasium: a worker pays for what its environment imports and for no more.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+from typing import Any, Callable, Optional
+
+from envsup.errors import InvalidTimestep
+from envsup.spaces import class_names
+
+TRUNCATED_KEY = "TimeLimit.truncated"
+
+
+class EnvironmentFactory:
+    """Builds environment ``env_id`` in its worker; picklable if ``factory`` is."""
+
+    def __init__(self, factory: Callable[[], Any], env_id: int) -> None:
+        self.factory = factory
+        self.env_id = env_id
+
+    def __call__(self) -> "Environment":
+        return Environment(self.factory(), self.env_id)
+
+
+class Environment:
+    """``reset``, ``step``, ``seed``, ``enable_save_replay`` and ``close`` for any environment.
+
+    Other public attributes are those of the environment.
+    """
+
+    def __init__(self, env: Any, env_id: int = 0) -> None:
+        self._env = env
+        self._env_id = env_id
+        self._next_seed: Optional[int] = None
+        self._has_tuple_space = "Tuple" in class_names(getattr(env, "observation_space", None))
+        self._step = env.step
+        self.reset_info: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return read_attribute(self._env, name)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment; returns the observation alone."""
+        if self._next_seed is not None:
+            kwargs.setdefault("seed", self._next_seed)
+        result = self._env.reset(**kwargs)
+        self._next_seed = None
+        if self._is_obs_with_info(result):
+            self.reset_info = result[1]
+            return result[0]
+        return result
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, dict[Any, Any]]:
+        """Step the environment; returns (observation, reward, done, info).
+
+        Raises:
+            InvalidTimestep: if the environment returned something else.
+        """
+        result = self._step(action)
+        if not isinstance(result, (tuple, list)) or len(result) < 4:
+            raise InvalidTimestep(_no_timestep(result))
+        if len(result) == 4 or isinstance(result[3], dict):
+            obs, reward, done, info = result[:4]
+        elif len(result) == 5:
+            obs, reward, terminated, truncated, info = result
+            done = _flag(terminated) or _flag(truncated)
+            if done:
+                info = dict(info or {})
+                info[TRUNCATED_KEY] = _flag(truncated) and not _flag(terminated)
+        else:
+            raise InvalidTimestep(_no_timestep(result))
+        if type(done) is not bool:
+            _flag(done)
+        if info is None:
+            info = {}
+        if not isinstance(info, dict):
+            info = _info_as_dict(info)
+        return obs, reward, done, info
+
+    def seed(self, seed: int, dynamic_seed: Optional[bool] = None) -> None:
+        """Seed the environment: by its own ``seed`` method, else with the first ``reset(seed=...)`` that follows."""
+        if _has_seed_method(self._env):
+            args = (seed,) if dynamic_seed is None else (seed, dynamic_seed)
+            self._env.seed(*args)
+        elif not accepts_keyword(self._unwrapped().reset, "seed"):
+            raise TypeError(f"{_name(self._env)} has no seed method and its reset takes no seed")
+        else:
+            self._next_seed = seed
+
+    def enable_save_replay(self, replay_path: str) -> None:
+        """Save replays below ``replay_path``: by the environment's own method, else as mp4 by gym's ``RecordVideo``.
+
+        Raises:
+            RuntimeError: if the environment was not made with ``render_mode="rgb_array"``, or no video writer is there.
+            TypeError: if the environment can do neither.
+        """
+        if callable(getattr(self._env, "enable_save_replay", None)):
+            self._env.enable_save_replay(replay_path)
+            return
+        self._env = record_video(self._env, os.fspath(replay_path), self._env_id)
+        self._step = self._env.step
+
+    def close(self) -> None:
+        """Close the environment, if it knows how to."""
+        close = getattr(self._env, "close", None)
+        if callable(close):
+            close()
+
+    def _unwrapped(self) -> Any:
+        return getattr(self._env, "unwrapped", self._env)
+
+    def _is_obs_with_info(self, result: Any) -> bool:
+        if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
+            return False
+        return not (self._has_tuple_space and self._env.observation_space.contains(result))
+
+
+def read_attribute(env: Any, name: str) -> Any:
+    """An attribute of the environment or, as the wrappers of gymnasium do not pass it on, of what it wraps."""
+    try:
+        return getattr(env, name)
+    except AttributeError:
+        reader = getattr(type(env), "get_wrapper_attr", None)
+        if reader is None:
+            raise
+        return reader(env, name)
+
+
+def _flag(value: Any) -> bool:
+    try:
+        return bool(value)
+    except Exception as error:
+        raise InvalidTimestep(f"step returned a done that is neither true nor false: {value!r}") from error
+
+
+def _no_timestep(result: Any) -> str:
+    what = f"a {type(result).__name__}"
+    if isinstance(result, (tuple, list)):
+        what = f"{what} of {len(result)} items"
+    return f"step returned {what} instead of (observation, reward, done, info) or gymnasium's five items"
+
+
+def _info_as_dict(info: Any) -> dict[Any, Any]:
+    try:
+        return dict(info.items())
+    except Exception as error:
+        raise InvalidTimestep(f"step returned a {type(info).__name__} as info instead of a dict") from error
+
+
+def accepts_keyword(function: Any, name: str) -> bool:
+    """Whether ``function`` takes the keyword ``name``, by its signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(p.name == name or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+
+def _has_seed_method(env: Any) -> bool:
+    """gym 0.25 and earlier have a ``seed`` in the base class that only warns; ``reset(seed=...)`` replaces it."""
+    inner = getattr(env, "unwrapped", env)
+    for cls in type(inner).__mro__:
+        if "seed" in vars(cls):
+            return cls.__module__ not in ("gym.core", "gymnasium.core")
+    return callable(getattr(inner, "seed", None))
+
+
+def _name(env: Any) -> str:
+    return type(getattr(env, "unwrapped", env)).__name__
+
+
+def library_of(env: Any) -> Optional[str]:
+    """ "gymnasium" or "gym" if the environment is one of theirs, else None."""
+    roots = {cls.__module__.partition(".")[0] for cls in type(env).__mro__}
+    return next((name for name in ("gymnasium", "gym") if name in roots), None)
+
+
+def record_video(env: Any, folder: str, env_id: int) -> Any:
+    """Wrap ``env`` into its own library's ``RecordVideo``, which writes each episode as an mp4 into ``folder``."""
+    library = library_of(env)
+    if library is None:
+        raise TypeError(f"{_name(env)} has no enable_save_replay method and is no gym or gymnasium environment")
+    mode = getattr(env, "render_mode", None)
+    if mode not in ("rgb_array", "rgb_array_list"):
+        raise RuntimeError(
+            f"saving replays of {_name(env)} needs render_mode='rgb_array' when it is made; it has {mode!r}"
+        )
+    _require_video_writer()
+    wrapper = importlib.import_module(f"{library}.wrappers").RecordVideo
+    return wrapper(env, folder, episode_trigger=_every_episode, name_prefix=f"env{env_id}-{os.getpid()}")
+
+
+def _every_episode(episode: int) -> bool:
+    return True
+
+
+def _require_video_writer() -> None:
+    try:
+        import moviepy  # noqa: F401
+    except ImportError as error:
+        raise RuntimeError("saving replays needs moviepy: pip install 'envsup[video]'") from error

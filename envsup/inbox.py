@@ -1,0 +1,59 @@
+"""Replies that are there and that nobody has asked for yet."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Hashable
+
+from envsup.payload import RecvPayload
+
+Key = tuple[int, Hashable]
+
+
+class Inbox:
+    """Replies in the order of their arrival, which can also be taken by (proc_id, req_id)."""
+
+    def __init__(self) -> None:
+        self._payloads: dict[int, RecvPayload] = {}
+        self._numbers: dict[Key, deque[int]] = {}
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._payloads)
+
+    def put(self, payload: RecvPayload) -> None:
+        """Add a reply at the end."""
+        self._payloads[self._next] = payload
+        self._numbers.setdefault((payload.proc_id, payload.req_id), deque()).append(self._next)
+        self._next += 1
+
+    def take_first(self) -> RecvPayload:
+        """Remove and return the oldest reply."""
+        number = next(iter(self._payloads))
+        payload = self._payloads[number]
+        return self._remove((payload.proc_id, payload.req_id))
+
+    def take_any(self, keys: "set[Key]") -> RecvPayload:
+        """Remove and return the oldest reply with one of these keys, of which there must be one."""
+        found = keys & self._numbers.keys() if len(keys) > 1 else keys
+        return self._remove(min(found, key=lambda key: self._numbers[key][0]))
+
+    def has_any(self, keys: "set[Key]") -> bool:
+        """Whether a reply with one of these keys is there."""
+        return not self._numbers.keys().isdisjoint(keys)
+
+    def has_reset(self, proc_id: int) -> bool:
+        """Whether the observation of a reset of this environment is there."""
+        return any(p.proc_id == proc_id and p.method == "reset" for p in self._payloads.values())
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._payloads.clear()
+        self._numbers.clear()
+
+    def _remove(self, key: Key) -> RecvPayload:
+        numbers = self._numbers[key]
+        number = numbers.popleft()
+        if not numbers:
+            del self._numbers[key]
+        return self._payloads.pop(number)

@@ -1,0 +1,480 @@
+"""Starts worker processes by fork, spawn or forkserver, watches how they end, and ends them with all they started.
+
+A worker is no daemon of ``multiprocessing``: its environment may have children.  It leads a process group of its own, so
+that it can be killed with them, and a pipe from the supervisor's process kills that group when this process is gone.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import multiprocessing
+import multiprocessing.context
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from multiprocessing import util as _multiprocessing_util  # noqa: F401  (its exit handler must be older than ours)
+from multiprocessing.connection import wait
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+
+from envsup.arena import Arena
+from envsup.frames import CLOSE_ALL, HEADER, STOP
+from envsup.shm import SharedMemory
+from envsup.worker import Host, Hosted, PipeServer
+
+_SPAWNED = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from envsup.launch import run_spawned; run_spawned([int(fd) for fd in sys.argv[2:]])"
+)
+
+
+class WorkerSpec(NamedTuple):
+    """What a worker process is to host; ``life`` counts its starts."""
+
+    hosted: list[Hosted]
+    arena: Optional[Arena]
+    life: int
+
+
+class _ParentEnds:
+    """Descriptors that belong to the supervisor's process alone: a child forked from it closes them."""
+
+    def __init__(self) -> None:
+        self.owners: weakref.WeakSet[Any] = weakref.WeakSet()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.close_all)
+
+    def close_all(self) -> None:
+        for owner in list(self.owners):
+            owner.close_descriptors()
+
+
+# At-fork handlers cannot be taken back, so there is one for the process; it holds nothing alive.
+_parent_ends = _ParentEnds()
+
+
+def close_in_forked_children(owner: Any) -> None:
+    """Have ``owner.close_descriptors()`` called in every process that is forked from this one."""
+    _parent_ends.owners.add(owner)
+
+
+class LifePipe:
+    """A pipe that nothing is ever written to: it breaks when this process ends, and that kills the workers."""
+
+    def __init__(self) -> None:
+        self.worker_end, self._own_end = os.pipe()
+        close_in_forked_children(self)
+
+    def close_descriptors(self) -> None:
+        """Close this process's end; in a forked worker, the other stays open."""
+        if self._own_end >= 0:
+            os.close(self._own_end)
+            self._own_end = -1
+
+    def close(self) -> None:
+        """Close both ends.  Workers that still run are killed by that."""
+        self.close_descriptors()
+        if self.worker_end >= 0:
+            os.close(self.worker_end)
+            self.worker_end = -1
+
+
+class WorkerProcess:
+    """One life of a worker process.
+
+    Attributes:
+        pid: its process id, and the id of its process group.
+        request_fd: non-blocking, for writing.
+        reply_fd: non-blocking, for reading.
+        exit_fd: readable once the process has ended, -1 where the system has no such thing.
+        preamble: what must be written to ``request_fd`` before anything else.
+    """
+
+    def __init__(self, pid: int, request_fd: int, reply_fd: int, status_fd: int = -1, preamble: bytes = b"") -> None:
+        self.pid = pid
+        self.request_fd = request_fd
+        self.reply_fd = reply_fd
+        self.preamble = preamble
+        self.exit_code: Optional[int] = None
+        self._status_fd = status_fd
+        self._ended = False
+        self.exit_fd = self._open_exit_fd()
+        os.set_blocking(request_fd, False)
+        os.set_blocking(reply_fd, False)
+        close_in_forked_children(self)
+
+    def _open_exit_fd(self) -> int:
+        if hasattr(os, "pidfd_open"):
+            try:
+                return os.pidfd_open(self.pid)
+            except OSError:
+                pass
+        return os.dup(self._status_fd) if self._status_fd >= 0 else -1
+
+    def has_ended(self) -> bool:
+        """Whether the process is gone.  The first time that it is, kill what is left of its group and reap it."""
+        if self._ended:
+            return True
+        if self._status_fd >= 0:
+            self._ended = self._read_status(block=False)
+        else:
+            self._ended = self._ask_kernel()
+        return self._ended
+
+    def _ask_kernel(self) -> bool:
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return True  # Somebody else reaped it: its number may be another process's by now.
+        if ended is None:
+            return False
+        self._signal_group(signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.exit_code = os.waitstatus_to_exitcode(status)
+        return True
+
+    def _read_status(self, block: bool) -> bool:
+        os.set_blocking(self._status_fd, block)
+        try:
+            data = os.read(self._status_fd, 8)
+        except BlockingIOError:
+            return False
+        if data:
+            self.exit_code = int.from_bytes(data, sys.byteorder, signed=True)
+        self._signal_group(signal.SIGKILL)
+        return True
+
+    def signal(self, number: int) -> None:
+        """Signal the process and its group, unless it has been reaped."""
+        if not self._ended:
+            self._signal_group(number)
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass
+
+    def _signal_group(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def kill(self) -> None:
+        """Kill the process and its group, and wait until it is gone."""
+        if self.has_ended():
+            return
+        self.signal(signal.SIGKILL)
+        if self._status_fd >= 0:
+            self._ended = self._read_status(block=True)
+            return
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            pass
+        self.has_ended()
+
+    def close_descriptors(self) -> None:
+        """Close the descriptors; in a forked child, its copies of them."""
+        for name in ("request_fd", "reply_fd", "exit_fd", "_status_fd"):
+            fd = getattr(self, name)
+            if fd >= 0:
+                setattr(self, name, -1)
+                os.close(fd)
+
+    def ask_to_stop(self) -> None:
+        """Have the worker close what it hosts and leave, if it can be told."""
+        try:
+            os.write(self.request_fd, HEADER.pack(STOP, 0, CLOSE_ALL, 0, 0))
+        except OSError:
+            pass
+
+    def ending(self) -> str:
+        """How the process ended, in words."""
+        code = self.exit_code
+        if code is None:
+            return "ended"
+        if code < 0:
+            return f"was killed by {signal_name(-code)}"
+        return f"exited with code {code}"
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def end_processes(processes: set[WorkerProcess], life_pipe: LifePipe, owner: int, timeout: float = 1.0) -> None:
+    """End workers that nobody closed, within about ``timeout`` seconds; in a forked copy of their owner, do nothing."""
+    if os.getpid() != owner:
+        return
+    end = time.monotonic() + timeout
+    for process in processes:
+        process.ask_to_stop()
+    for process in list(processes):
+        if process.exit_fd >= 0 and not process.has_ended():
+            wait([process.exit_fd], max(0.0, end - time.monotonic()))
+        process.kill()
+        process.close_descriptors()
+    processes.clear()
+    life_pipe.close()
+
+
+@functools.lru_cache(maxsize=None)
+def get_mp_ctx() -> multiprocessing.context.BaseContext:
+    """The default context of ``multiprocessing`` for workers: fork, or spawn on Windows."""
+    return multiprocessing.get_context("spawn" if sys.platform == "win32" else "fork")
+
+
+def start_method_of(mp_ctx: Union[None, str, multiprocessing.context.BaseContext]) -> str:
+    """The start method that a context, or its name, stands for.
+
+    Raises:
+        ValueError: if there is no such method.
+    """
+    if isinstance(mp_ctx, str):
+        if mp_ctx not in STARTERS:
+            raise ValueError(f"unknown start method {mp_ctx!r}: use one of {', '.join(STARTERS)}")
+        return mp_ctx
+    method = (mp_ctx or get_mp_ctx()).get_start_method()
+    return str(method)
+
+
+def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe) -> WorkerProcess:
+    """Start a worker process.
+
+    Arguments:
+        method: "fork", "spawn" or "forkserver".
+
+    Raises:
+        OSError: if there are no more processes or descriptors to be had.
+        TypeError: if something cannot be sent to the new process (never with fork).
+    """
+    request_r, request_w = os.pipe()
+    try:
+        reply_r, reply_w = os.pipe()
+    except OSError:
+        _close_all(request_r, request_w)
+        raise
+    try:
+        worker_fds = [request_r, reply_w, life_pipe.worker_end]
+        pid, status_fd, preamble = STARTERS[method](spec, worker_fds, (request_w, reply_r))
+    except BaseException:
+        _close_all(request_w, reply_r)
+        raise
+    finally:
+        _close_all(request_r, reply_w)
+    return WorkerProcess(pid, request_w, reply_r, status_fd, preamble)
+
+
+def _close_all(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _fork(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
+    process = multiprocessing.get_context("fork").Process(target=_run_forked, args=(spec, worker_fds))
+    pid = os.fork()
+    if pid:
+        try:
+            os.setpgid(pid, pid)  # The worker does so too; whoever comes first.
+        except OSError:
+            pass
+        return pid, -1, b""
+    code = 1
+    try:
+        _close_all(*parent_fds)
+        # What multiprocessing does in a child that it forked: the environment may use multiprocessing itself.
+        code = process._bootstrap()  # type: ignore[attr-defined]
+    finally:
+        os._exit(code)
+
+
+def _run_forked(spec: WorkerSpec, fds: list[int]) -> None:
+    _part_random_states(spec.hosted[0].proc_id, spec.life)
+    _run(spec, *fds)
+
+
+def _part_random_states(proc_id: int, life: int) -> None:
+    """Forked workers inherit one random state: make each its own, still a function of what was inherited."""
+    np.random.seed([*np.random.randint(0, 2**32, 4, dtype=np.uint32), proc_id, life])
+    random.seed(f"{random.getrandbits(128)} {proc_id} {life}")
+
+
+def _spawn(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
+    body, shared = pack_spec(spec)
+    fds = [*worker_fds, *shared]
+    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
+    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
+    return process.pid, -1, body
+
+
+def run_spawned(fds: list[int]) -> None:
+    """Entry of a spawned worker: read what to host from the request pipe, then serve it."""
+    with os.fdopen(os.dup(fds[0]), "rb", buffering=0) as pipe:
+        size = int.from_bytes(_read_exactly(pipe, 8), "little")
+        body = _read_exactly(pipe, size)
+    _run(unpack_spec(body, fds[3:]), *fds[:3])
+
+
+def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
+    parts = []
+    while size:
+        data = pipe.read(min(size, 1 << 20))
+        if not data:
+            os._exit(1)  # The supervisor is gone.
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+class _ForkServerWorker:
+    """What the fork server's child unpickles and runs."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def _bootstrap(self, parent_sentinel: Optional[int] = None) -> int:
+        from multiprocessing import forkserver
+
+        fds = forkserver.get_inherited_fds()[-self._count :]  # type: ignore[attr-defined]
+        process = multiprocessing.get_context("fork").Process(target=run_spawned, args=(fds,))
+        code: int = process._bootstrap(parent_sentinel)  # type: ignore[attr-defined]
+        return code
+
+
+def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
+    from multiprocessing import forkserver
+
+    body, shared = pack_spec(spec)
+    fds = [*worker_fds, *shared]
+    forkserver.ensure_running()
+    status_r, data_w = forkserver.connect_to_new_process(fds)
+    # What multiprocessing sends, without the user's main module: cloudpickle carries what is defined there.
+    preparation = {"name": "envsup-worker", "sys_path": list(sys.path), "sys_argv": sys.argv, "dir": os.getcwd()}
+    with os.fdopen(data_w, "wb") as pipe:
+        pipe.write(pickle.dumps(preparation) + pickle.dumps(_ForkServerWorker(len(fds))))
+    pid = int.from_bytes(os.read(status_r, 8), sys.byteorder, signed=True)
+    return pid, status_r, body
+
+
+STARTERS = {"fork": _fork, "spawn": _spawn, "forkserver": _ask_forkserver}
+
+
+class _Pickled:
+    """An init that is unpickled only when the worker builds it, so that a failing import is an error of that init."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __call__(self) -> Any:
+        init = pickle.loads(self._data)
+        return init() if callable(init) else init
+
+
+def pack_spec(spec: WorkerSpec) -> tuple[bytes, list[int]]:
+    """Pickle a spec for a process that is not forked; returns (its length and itself, descriptors it refers to).
+
+    Raises:
+        TypeError: if something in it cannot be pickled, with the name of the object.
+    """
+    import cloudpickle
+
+    fds: list[int] = []
+
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+        def persistent_id(self, value: Any) -> Optional[tuple[int, int]]:
+            if not isinstance(value, SharedMemory):
+                return None
+            fds.append(value.fd)
+            return len(fds) - 1, value.size
+
+    hosted = [
+        Hosted(h.proc_id, _Pickled(_pickled(h.init, h.proc_id)), h.shm_buffer, h.shm_callback) for h in spec.hosted
+    ]
+    file = io.BytesIO()
+    Pickler(file, pickle.HIGHEST_PROTOCOL).dump((sys.argv, spec._replace(hosted=hosted)))
+    body = file.getvalue()
+    return len(body).to_bytes(8, "little") + body, fds
+
+
+def _pickled(init: Any, proc_id: int) -> bytes:
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(init)
+        return data
+    except Exception as error:
+        raise TypeError(f"the factory of environment {proc_id} cannot be sent to a new process: {error}") from error
+
+
+def unpack_spec(body: bytes, fds: list[int]) -> WorkerSpec:
+    """The spec that ``pack_spec`` pickled; ``fds`` are the descriptors as they arrived here."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, pid: tuple[int, int]) -> SharedMemory:
+            return SharedMemory.from_descriptor(fds[pid[0]], pid[1])
+
+    sys.argv, spec = Unpickler(io.BytesIO(body)).load()
+    assert isinstance(spec, WorkerSpec)
+    return spec
+
+
+def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None:
+    _reset_signals()
+    try:
+        os.setpgid(0, 0)
+    except OSError:
+        pass  # It leads a session already.
+    _die_with_parent(life_fd)
+    PipeServer(Host(spec.hosted, spec.arena), request_fd, reply_fd).serve()
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _die_with_parent(life_fd: int) -> None:
+    """Have the kernel kill this process group when the other end of the pipe is closed, whatever we do then."""
+    import fcntl
+
+    try:
+        # Opened anew: the owner and the signal belong to the open file, which forked siblings would share.
+        fd = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK)
+        number = fcntl.F_SETSIG
+    except (OSError, AttributeError):
+        threading.Thread(target=_watch_pipe, args=(life_fd,), daemon=True).start()
+        return
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(fd, number, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    try:
+        os.read(fd, 1)
+    except BlockingIOError:
+        return  # Nothing to read: the supervisor lives.
+    os._exit(1)
+
+
+def _watch_pipe(life_fd: int) -> None:
+    os.read(life_fd, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+

@@ -1,0 +1,345 @@
+"""Workers that are processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from multiprocessing.connection import wait
+from typing import Any, Iterator, Optional, Sequence
+
+from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED
+from envsup.child import BUILD_METHOD, Child, Listener, Request
+from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
+from envsup.frames import (
+    BUILD,
+    CALL,
+    EAGER,
+    EXTRA_LENGTH,
+    HEADER,
+    HEADER_SIZE,
+    RECORD,
+    RECORD_SIZE,
+    SEQUENCE,
+    SEQUENCE_OFFSET,
+    STEP,
+    STOP,
+)
+from envsup.launch import WorkerProcess, WorkerSpec
+from envsup.worker import Call, Failed, Hosted, dump
+
+_READ_SIZE = 8192
+_LONG_READ_SIZE = 1 << 20
+
+
+class ChildProcess(Child):
+    """A worker process."""
+
+    def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
+        super().__init__(hosted, listener, launch_timeout)
+        self._process: Optional[WorkerProcess] = None
+        self._buffer = bytearray()
+        self._outbox = bytearray()
+        self._closing = False
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None
+
+    @property
+    def pid(self) -> Optional[int]:
+        return None if self._process is None else self._process.pid
+
+    def _start(self) -> None:
+        process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life))
+        self._process = process
+        self._closing = False
+        self.listener.handle(process.reply_fd, self.receive)
+        if process.exit_fd >= 0:
+            self.listener.handle(process.exit_fd, self._on_exit)
+        if process.preamble:
+            self._post(process.preamble)
+
+    def pack(self, call: Call) -> bytes:
+        try:
+            return dump(tuple(call))
+        except Exception as error:
+            raise TypeError(f"the arguments of {call.method} cannot be pickled: {error}") from error
+
+    def _post_call(self, request: Request, packed: bytes) -> None:
+        self._post(HEADER.pack(CALL, 0, 0, request.seq, len(packed)) + packed)
+
+    def _post_build(self, request: Request, local: int) -> None:
+        self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
+
+    def _post_steps(self, request: Request, packed: bytearray) -> None:
+        SEQUENCE.pack_into(packed, SEQUENCE_OFFSET, request.seq)
+        self._post(packed)
+
+    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> bytearray:
+        arena = self.arena
+        proc_ids, slots, index_of = request.proc_ids, request.slots, self._locals
+        count = len(proc_ids)
+        frame = bytearray(HEADER_SIZE + count * RECORD_SIZE)
+        pickled: list[bytes] = []
+        offset = HEADER_SIZE
+        for proc_id, slot, action in zip(proc_ids, slots, actions):
+            if arena is not None:
+                kind = arena.put_action(slot, proc_id, action)
+            else:
+                kind = INT if type(action) is int and -(2**63) <= action < 2**63 else PICKLED
+            number = action if kind == INT or kind == INT64 else 0
+            if kind == PICKLED:
+                pickled.append(_pickle_action(action))
+            RECORD.pack_into(frame, offset, index_of[proc_id], slot, kind, number)
+            offset += RECORD_SIZE
+        if pickled:
+            frame += pickle.dumps(pickled)
+        HEADER.pack_into(frame, 0, STEP, EAGER if eager else 0, count, 0, len(frame) - HEADER_SIZE)
+        return frame
+
+    def _post(self, frame: bytes | bytearray) -> None:
+        process = self._process
+        if process is None or self._outbox:
+            self._outbox += frame
+            return
+        sent = self._write(frame)
+        if sent < len(frame):
+            self._outbox += frame[sent:]
+            self.listener.handle(process.request_fd, self._flush)
+
+    def _write(self, data: bytes | bytearray) -> int:
+        assert self._process is not None
+        try:
+            return os.write(self._process.request_fd, data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            return len(data)  # The worker is gone: that it ended is noticed, and reported, elsewhere.
+
+    def _flush(self) -> None:
+        """The worker reads again: send on what had to wait."""
+        sent = self._write(self._outbox)
+        del self._outbox[:sent]
+        if not self._outbox and self._process is not None:
+            self.listener.handle(self._process.request_fd, None)
+
+    def receive(self) -> None:
+        process = self._process
+        if process is None:
+            return
+        try:
+            data = os.read(process.reply_fd, _LONG_READ_SIZE if self._buffer else _READ_SIZE)
+        except BlockingIOError:
+            return
+        if not data:
+            self.listener.handle(process.reply_fd, None)
+            self._on_end_of_file()
+        elif self._buffer:
+            self._buffer += data
+            self._parse_buffer()
+        else:
+            end = self._parse(data)
+            if end < len(data):
+                self._buffer += data[end:]
+
+    def _parse_buffer(self) -> None:
+        if len(self._buffer) >= HEADER_SIZE:
+            size = HEADER_SIZE + HEADER.unpack_from(self._buffer)[4]
+            if len(self._buffer) >= size:
+                data, life = bytes(self._buffer), self.life
+                self._buffer = bytearray()
+                end = self._parse(data)
+                if life == self.life:
+                    self._buffer += data[end:]
+
+    def _parse(self, data: bytes) -> int:
+        """Report the whole frames at the start of ``data``; returns where they end."""
+        pos, end, life = 0, len(data), self.life
+        while end - pos >= HEADER_SIZE:
+            kind, status, count, seq, length = HEADER.unpack_from(data, pos)
+            start = pos + HEADER_SIZE
+            if end - start < length:
+                break
+            pos = start + length
+            if kind == BUILD and seq == 0:
+                seq = self.open[0].seq if self.open else 0
+            if not self.open or self.open[0].seq != seq:
+                self._on_nonsense()
+                return end
+            if kind == STEP:
+                request = self.answer(count)
+                if not request.expired:
+                    statuses = data[start : start + count]
+                    self.listener.on_steps(self, request, statuses, _extras(statuses, data, start + count))
+            else:
+                request = self.answer()
+                if not request.expired:
+                    self._report(request, status, data[start:pos])
+            if self.life != life:
+                return end  # The report led to a new worker: what follows is of the old one.
+        return pos
+
+    def _report(self, request: Request, status: int, body: bytes) -> None:
+        data: Any = load_error(body) if status & FAILED else None
+        if body and not status & FAILED:
+            status, data = load_data(status, body)
+        self.listener.on_reply(self, request, status, data)
+
+    def _on_end_of_file(self) -> None:
+        process = self._process
+        if process is not None and process.exit_fd < 0:
+            process.kill()
+            self._on_exit()
+
+    def _on_nonsense(self) -> None:
+        """A reply to nothing: something else wrote to the pipe, and nothing from it can be trusted."""
+        self.kill()
+        self._report_loss(f"{self.describe()} sent a reply that fits no request and was killed", None)
+
+    def _on_exit(self) -> None:
+        process = self._process
+        if process is None or not process.has_ended():
+            return
+        self._drain(process)
+        if self._process is not process:
+            return
+        self._release()
+        self._report_loss(f"{self._name(process)} {process.ending()}", process)
+
+    def _drain(self, process: WorkerProcess) -> None:
+        """What the worker had written before it ended is as good as any reply."""
+        while self._process is process and process.reply_fd >= 0:
+            try:
+                data = os.read(process.reply_fd, _LONG_READ_SIZE)
+            except BlockingIOError:
+                return
+            if not data:
+                return
+            self._buffer += data
+            self._parse_buffer()
+
+    def _report_loss(self, message: str, process: Optional[WorkerProcess]) -> None:
+        lost = self.take_open()
+        if lost:
+            first = lost[0]
+            what = "being built" if first.method == BUILD_METHOD else f"asked for {first.method}"
+            message += f" while it was {what}"
+        error = WorkerDied(
+            message, self.proc_ids, process.pid if process else None, process.exit_code if process else None
+        )
+        self.listener.on_lost(self, lost, error)
+
+    def _name(self, process: WorkerProcess) -> str:
+        return f"{self.name()} (pid {process.pid})"
+
+    def check(self) -> bool:
+        process = self._process
+        if process is None:
+            return True
+        if process.has_ended():
+            self._on_exit()
+        return self._process is not process
+
+    def receiving(self) -> bool:
+        return bool(self._buffer)
+
+    def ended(self) -> bool:
+        return self._process is None or self._process.has_ended()
+
+    def _release(self) -> None:
+        """Forget the process: its descriptors, and what was on the way to it and from it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for fd in (process.reply_fd, process.exit_fd, process.request_fd):
+            if fd >= 0:
+                self.listener.handle(fd, None)
+        process.close_descriptors()
+        self.listener.process_ended(process)
+        self._buffer = bytearray()
+        self._outbox = bytearray()
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._release()
+
+    def ask_to_stop(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._post(HEADER.pack(STOP, 0, 0, 0, 0))
+
+    def stopped(self) -> bool:
+        process = self._process
+        if process is None:
+            return True
+        if self._outbox:
+            self._flush()
+        self._discard(process)
+        if not process.has_ended():
+            return False
+        self._release()
+        return True
+
+    def _discard(self, process: WorkerProcess) -> None:
+        """Read and drop replies: a worker that cannot write cannot leave."""
+        try:
+            while os.read(process.reply_fd, _LONG_READ_SIZE):
+                pass
+        except OSError:
+            pass
+
+    def terminate(self) -> None:
+        if self._process is not None:
+            self._process.signal(signal.SIGTERM)
+
+    @staticmethod
+    def wait_stopped(children: Sequence["ChildProcess"], timeout: float) -> None:
+        processes = [child._process for child in children if child._process is not None]
+        fds = [fd for process in processes for fd in (process.exit_fd, process.reply_fd) if fd >= 0]
+        wait(fds, timeout)
+
+
+def _pickle_action(action: Any) -> bytes:
+    try:
+        return dump(action)
+    except Exception as error:
+        raise TypeError(f"the action cannot be pickled: {error}") from error
+
+
+def _extras(statuses: bytes, data: bytes, pos: int) -> Iterator[tuple[int, Any]]:
+    """For each step that has one: (status, what of it is not in the arena, or the error)."""
+    for status in statuses:
+        if not status & EXTRA:
+            continue
+        (length,) = EXTRA_LENGTH.unpack_from(data, pos)
+        pos += EXTRA_LENGTH.size
+        body = data[pos : pos + length]
+        pos += length
+        yield (status, load_error(body)) if status & FAILED else load_data(status, body)
+
+
+def load_data(status: int, body: bytes) -> tuple[int, Any]:
+    """Unpickle the data of a reply; returns (status, data), an error if it cannot be rebuilt here."""
+    try:
+        return status, pickle.loads(body)
+    except Exception as error:
+        reason = RemoteError(f"the reply cannot be rebuilt here: {type(error).__name__}: {error}")
+        reason.__cause__ = error
+        return FAILED | (status & EXTRA), reason
+
+
+def load_error(body: bytes) -> BaseException:
+    """The exception that a worker described, with its traceback there as ``__cause__``."""
+    failed: Failed = pickle.loads(body)
+    error: Optional[BaseException] = None
+    if failed.pickled is not None:
+        try:
+            error = pickle.loads(failed.pickled)
+        except Exception:
+            pass
+    if not isinstance(error, Exception):
+        error = RemoteError(f"{failed.kind}: {failed.message}")
+    error.__cause__ = RemoteTraceback(failed.traceback)
+    return error

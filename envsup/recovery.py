@@ -1,0 +1,614 @@
+"""Environments in workers: sends their steps and resets, and performs what ``lifecycle`` decides when one fails."""
+
+from __future__ import annotations
+
+
+from typing import Any, Iterator, Mapping, Optional, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from envsup.arena import DONE, EXTRA, FAILED, OBS, REWARD_ARRAY, UNBUILT, Arena
+from envsup.child import BUILD_METHOD, Child, Request
+from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_reset, after_step
+from envsup.payload import RecvPayload, SendPayload
+from envsup.spaces import ABSENT, restore
+from envsup.supervisor import Supervisor, Waiting
+
+COPY_SLOTS, VIEW_SLOTS = 2, 4
+_STEP_SLOTS, _RESET_SLOTS = (0, 1), (1, 0)
+_VIEW_RESET_SLOTS = (2, 3)
+
+
+class EnvPayload(RecvPayload):
+    """A reply for ``recv``: what it does to the state of its environment is done when it is delivered."""
+
+    event: Optional[Event] = None
+    observation: Any = None
+    number: int = 0
+
+
+class EnvRecord:
+    """What is known of one environment.
+
+    Attributes:
+        busy: bits of the arena's slots that a request in flight may fill.
+        held: bits of the slots that views given to the user refer to (copy_on_get=False only).
+        ready_bit: the bit of the slot of its newest observation.
+        tries: failed resets in a row.
+        recovering: whether a failure is being recovered from.
+        recovery: the reset that will end that.
+        joiners: the blocking calls that wait for it.
+        deliver: whether ``recv`` is to return its observation.
+        retry: when to try again, and how.
+        waiting_steps: steps that were sent meanwhile.
+        lost: why its episode was lost while no request was open; the next step says so.
+        prepare_error: why its seed or replay path could not be set again.
+        new_seed: whether a seed has to be sent before the next reset.
+        applied: number of the newest reply that its state shows.
+    """
+
+    __slots__ = (
+        "env_id",
+        "child",
+        "busy",
+        "held",
+        "ready_bit",
+        "tries",
+        "recovering",
+        "recovery",
+        "joiners",
+        "deliver",
+        "retry",
+        "waiting_steps",
+        "lost",
+        "prepare_error",
+        "new_seed",
+        "applied",
+    )
+
+    def __init__(self, env_id: int, child: Child) -> None:
+        self.env_id = env_id
+        self.child = child
+        self.busy = self.held = self.ready_bit = 0
+        self.tries = 0
+        self.recovering = False
+        self.recovery: Optional[Request] = None
+        self.joiners: list[Waiting] = []
+        self.deliver = False
+        self.retry: Optional[tuple[float, Action]] = None
+        self.waiting_steps: list[tuple[Any, Optional[SendPayload], Optional[Waiting]]] = []
+        self.lost: Optional[Exception] = None
+        self.prepare_error: Optional[Exception] = None
+        self.new_seed = False
+        self.applied = 0
+
+
+class RecoveringSupervisor(Supervisor):
+    """A supervisor of environments that resets and renews them as its policy says."""
+
+    _policy: Policy
+    _arena: Optional[Arena]
+    _copy_on_get: bool
+    _step_timeout: Optional[float]
+    _reset_timeout: Optional[float]
+    _retry_waiting_time: Optional[float]
+    _maker: Any
+
+    def _forget_environments(self) -> None:
+        """Back to the state before the first launch, but for registrations and configuration."""
+        self._env_seed: dict[int, Optional[int]] = {}
+        self._env_dynamic_seed: Optional[bool] = None
+        self._env_replay_path: Optional[Sequence[str]] = None
+        self._env_states: dict[int, EnvState] = {}
+        self._reset_param: dict[int, dict[str, Any]] = {}
+        self._ready_obs: dict[int, Any] = {}
+        self._env_episode_count: dict[int, int] = dict.fromkeys(self._child_of, 0)
+        self._envs = [EnvRecord(env_id, child) for env_id, child in self._child_of.items()]
+        self._fatal: Optional[RuntimeError] = None
+        self._number = 0
+
+    # -- slots of the arena --
+
+    def _take_slot(self, env: EnvRecord, reset: bool, by_caller: bool) -> int:
+        """A slot that the reply may fill, -1 for none: then it comes by message."""
+        if self._arena is None:
+            return -1
+        if self._copy_on_get:
+            candidates, blocked = _RESET_SLOTS if reset else _STEP_SLOTS, env.busy
+        else:
+            if by_caller:
+                env.held &= env.ready_bit
+            candidates, blocked = _VIEW_RESET_SLOTS if reset else _STEP_SLOTS, env.busy | env.held
+        for slot in candidates:
+            if not blocked >> slot & 1:
+                env.busy |= 1 << slot
+                return slot
+        return -1
+
+    def _free_slot(self, env: EnvRecord, slot: int) -> None:
+        if slot >= 0:
+            env.busy &= ~(1 << slot)
+
+    def _observation(
+        self, env: EnvRecord, slot: int, rest: Any, blocks: Optional[Sequence[npt.NDArray[Any]]] = None
+    ) -> Any:
+        """The observation of a reply, put together from its slot and its message; frees the slot.
+
+        ``blocks`` are copies of the whole slot, if somebody made them.
+        """
+        if slot < 0 or (rest is not ABSENT and not self._in_arena(rest)):
+            self._free_slot(env, slot)
+            return rest
+        arena, env_id = self._arena, env.env_id
+        assert arena is not None
+        bit = 1 << slot
+        env.busy &= ~bit
+        if blocks is not None:
+            arrays = [block[env_id, ...] for block in blocks]
+        else:
+            arrays = arena.rows(slot, env_id)
+            if self._copy_on_get:
+                arrays = [array.copy() for array in arrays]
+            else:
+                env.held |= bit
+                env.ready_bit = bit
+        return restore(arena.layout.root, rest, arrays)
+
+    def _in_arena(self, rest: Any) -> bool:
+        return type(rest).__name__ == "Partial"
+
+    # -- sending --
+
+    def _send_steps(
+        self,
+        actions: Mapping[int, Any],
+        owner: Optional[Waiting],
+        payload: Optional[SendPayload] = None,
+    ) -> None:
+        """Send one step for each environment; raises before anything is sent if an action cannot be."""
+        envs, held = self._envs, []
+        packed: list[tuple[Child, Request, Any]] = []
+        timeout = self._step_timeout
+        try:
+            for env_id, action in actions.items():
+                env = envs[env_id]
+                if env.recovering or env.lost is not None or not env.child.alive:
+                    held.append((env, action))
+                    continue
+                slot = self._take_slot(env, False, True)
+                request = Request("step", (env_id,), (slot,), payload, owner, timeout)
+                packed.append((env.child, request, None))
+                packed[-1] = (env.child, request, env.child.pack_steps(request, (action,), True))
+        except BaseException:
+            for _, request, _ in packed:
+                self._free_slot(envs[request.proc_ids[0]], request.slots[0])
+            raise
+        if owner is not None:
+            owner.pending += len(actions)
+        for child, request, frame in packed:
+            child.send_steps(request, frame)
+        for env, action in held:
+            self._hold_step(env, action, payload, owner)
+
+    def _hold_step(
+        self, env: EnvRecord, action: Any, payload: Optional[SendPayload], owner: Optional[Waiting]
+    ) -> None:
+        """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
+        if env.recovering and env.lost is None:
+            env.waiting_steps.append((action, payload, owner))
+            return
+        error = env.lost or self._deaths.get(env.env_id) or RuntimeError(f"{env.child.name()} is not running")
+        env.lost = None
+        self._deaths.pop(env.env_id, None)
+        renewed = env.child.alive
+        self._deliver_failed_step(env, Request("step", (env.env_id,), (-1,), payload, owner), error)
+        if not renewed:
+            self._recover(env, owner, Action.RENEW)
+        elif not env.recovering:
+            self._env_states[env.env_id] = EnvState.RUN
+
+    def _send_reset(
+        self,
+        env: EnvRecord,
+        owner: Optional[Waiting] = None,
+        payload: Optional[SendPayload] = None,
+        by_caller: bool = False,
+    ) -> Request:
+        env_id, child = env.env_id, env.child
+        if env.new_seed:
+            env.new_seed = False
+            self._send_seed(env, _SILENT)
+        slot = self._take_slot(env, True, by_caller)
+        request = Request("reset", (env_id,), (slot,), payload, owner, self._reset_timeout)
+        request.too_late = child.ended()
+        sent = SendPayload(env_id, "", "reset", kwargs=self._reset_param.get(env_id, {}))
+        try:
+            child.send_call(request, payload or sent)
+        except BaseException:
+            self._free_slot(env, slot)
+            raise
+        if owner is not None:
+            owner.pending += 1
+        return request
+
+    def _send_internal(
+        self, env: EnvRecord, method: str, args: list[Any], owner: Optional[Waiting]
+    ) -> None:
+        sent = SendPayload(env.env_id, f"{method} {env.env_id}", method, args=args)
+        timeout = self._ask_timeout()
+        if owner is not None and owner is not _SILENT:
+            owner.pending += 1
+        env.child.send_call(Request(method, (env.env_id,), (-1,), sent, owner, timeout), sent)
+
+    def _send_seed(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        seed = self._env_seed.get(env.env_id)
+        if seed is not None:
+            dynamic = [] if self._env_dynamic_seed is None else [self._env_dynamic_seed]
+            self._send_internal(env, "seed", [seed, *dynamic], owner)
+
+    def _prepare(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        """What a new environment is told before its first reset: its seed and its replay path."""
+        env.new_seed = False
+        self._send_seed(env, owner)
+        if self._env_replay_path is not None:
+            self._send_internal(env, "enable_save_replay", [self._env_replay_path[env.env_id]], owner)
+
+    def _ask_timeout(self) -> Optional[float]:
+        return self._reset_timeout if self._reset_timeout is not None else self._step_timeout
+
+    # -- replies --
+
+    def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        first = request.answered - len(statuses)
+        for index, status in enumerate(statuses, first):
+            extra = None
+            if status & EXTRA:
+                status, extra = next(extras)
+            env = self._envs[request.proc_ids[index]]
+            if status & FAILED:
+                failure = Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED
+                self._step_failed(env, request, extra, failure)
+            else:
+                self._stepped(env, request, request.slots[index], status, extra)
+
+    def _stepped(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
+        env_id, owner = env.env_id, request.owner
+        ended = bool(status & DONE)
+        if owner is None:
+            self._deliver_step(env, request, slot, status, extra)
+        else:
+            owner.results[env_id] = (slot, status, extra)
+            owner.pending -= 1
+            if ended:
+                self._env_states[env_id] = EnvState.DONE
+            if owner.abandoned:
+                self._apply_step(env, slot, status, extra)
+        if ended:
+            self._env_episode_count[env_id] += 1
+            action = after_step(self._policy, True, self._env_episode_count[env_id])
+            if action is Action.RESET and not env.recovering:
+                self._send_reset(env, owner)
+
+    def _parts(
+        self, env: EnvRecord, slot: int, status: int, extra: Any, blocks: Any = None, rewards: Any = None
+    ) -> tuple[Any, Any, Any, Any]:
+        """(observation, reward, done, info) of a reply to a step."""
+        env_id = env.env_id
+        obs, reward, done, info = extra if status & EXTRA else (ABSENT, ABSENT, bool(status & DONE), None)
+        obs = self._observation(env, slot, obs, blocks)
+        if reward is ABSENT:
+            arena = self._arena
+            assert arena is not None
+            cells, arrays = rewards if rewards is not None else (arena.reward_cell[slot], None)
+            if not status & REWARD_ARRAY:
+                reward = np.array(cells[env_id])
+            elif arrays is not None:
+                reward = arrays[env_id, ...]
+            else:
+                assert arena.reward is not None
+                reward = np.array(arena.reward[slot, env_id])
+        return obs, reward, done, info
+
+    def _apply_step(self, env: EnvRecord, slot: int, status: int, extra: Any) -> None:
+        """A step whose caller has gone away: only its effect on the state remains."""
+        obs = self._parts(env, slot, status, extra)[0]
+        self._ready_obs[env.env_id] = self._maker.tree(obs)
+
+    def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
+        obs, reward, done, info = self._parts(env, slot, status, extra)
+        data = self._maker.timestep(obs, reward, done, info, env.env_id)
+        self._deliver(request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=data.obs)
+
+    def _deliver(
+        self,
+        request: Request,
+        data: Any,
+        event: Optional[Event],
+        observation: Any = None,
+        error: Optional[Exception] = None,
+    ) -> None:
+        """Leave a reply for ``recv``."""
+        sent, env_id = request.payload, request.proc_ids[0]
+        self._number += 1
+        req_id = sent.req_id if sent is not None else f"{env_id}.{self._number}"
+        payload = EnvPayload(env_id, req_id, request.method, data, error)
+        payload.event, payload.observation, payload.number = event, observation, self._number
+        self._inbox.put(payload)
+
+    def _delivered(self, payload: RecvPayload) -> None:
+        if isinstance(payload, EnvPayload) and payload.event is not None:
+            env = self._envs[payload.proc_id]
+            if payload.number > env.applied:
+                env.applied = payload.number
+                self.change_state(payload)
+                if payload.observation is not None:
+                    self._ready_obs[payload.proc_id] = payload.observation
+
+    def change_state(self, payload: RecvPayload) -> None:
+        """Set the state of an environment to what follows from a reply."""
+        state = self._env_states.get(payload.proc_id, EnvState.VOID)
+        event = payload.event if isinstance(payload, EnvPayload) else _event_of(payload)
+        if event is not None:
+            self._env_states[payload.proc_id] = TRANSITIONS[state, event]
+
+    def _set_state(self, env: EnvRecord, event: Event) -> None:
+        self._number += 1
+        env.applied = self._number
+        state = self._env_states.get(env.env_id, EnvState.VOID)
+        self._env_states[env.env_id] = TRANSITIONS[state, event]
+
+    def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
+        env = self._envs[request.proc_ids[0]]
+        if request.method == BUILD_METHOD:
+            return
+        if status & FAILED:
+            self._request_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
+        elif request.method == "reset" and request.slots[0] >= -1 and not _is_plain_call(request):
+            self._was_reset(env, request, ABSENT if status & OBS else data[0])
+        elif request.owner is _SILENT:
+            pass
+        else:
+            super().on_reply(child, request, status, (None, None) if status & OBS else data)
+
+    def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
+        obs = self._maker.tree(self._observation(env, request.slots[0], rest))
+        if env.prepare_error is not None:
+            error, env.prepare_error = env.prepare_error, None
+            return self._reset_failed(env, request, error, Failure.WORKER_LOST)
+        env.tries = 0
+        owner, deliver = request.owner, request.owner is None
+        if request is env.recovery:
+            deliver = self._finish_recovery(env)
+            if not deliver:
+                owner = _SILENT
+        if deliver:
+            self._deliver(request, obs, Event.STARTED, observation=obs)
+        else:
+            self._set_state(env, Event.STARTED)
+            self._ready_obs[env.env_id] = obs
+            if owner is not _SILENT:
+                owner.pending -= 1
+        self._send_waiting_steps(env)
+
+    def _finish_recovery(self, env: EnvRecord) -> bool:
+        """The environment runs again; returns whether ``recv`` is to say so."""
+        for waiting in env.joiners:
+            waiting.pending -= 1
+        deliver, env.deliver = env.deliver and not env.joiners, False
+        env.joiners = []
+        env.recovering, env.recovery, env.lost = False, None, env.lost
+        return deliver
+
+    def _send_waiting_steps(self, env: EnvRecord) -> None:
+        if env.recovering:
+            return
+        steps, env.waiting_steps = env.waiting_steps, []
+        for action, payload, owner in steps:
+            self._send_steps({env.env_id: action}, owner, payload)
+            if owner is not None:
+                owner.pending -= 1  # It was counted when it was held.
+
+    # -- failures --
+
+    def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        if request.method == "step":
+            self._step_failed(env, request, error, failure)
+        elif request.method == "reset":
+            self._reset_failed(env, request, error, failure)
+        elif request.method in ("seed", "enable_save_replay"):
+            self._preparation_failed(env, request, error, failure)
+        elif request.owner is not _SILENT:
+            self._on_failed(request, error)
+
+    def _preparation_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        owner = request.owner
+        if owner is _SILENT:
+            if failure is not Failure.WORKER_LOST:
+                env.prepare_error = error
+        elif owner is not None:
+            owner.pending -= 1
+            if failure is not Failure.WORKER_LOST:
+                # A lost worker is renewed, and told again.
+                self._set_state(env, Event.FAILED)
+                owner.error = owner.error or error
+        else:
+            self._deliver(request, None, Event.FAILED, error=error)
+
+    def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        for slot in request.slots:
+            self._free_slot(env, slot)
+        self._deliver_failed_step(env, request, error)
+        self._recover(env, request.owner, after_step(self._policy, False, 0, failure))
+
+    def _deliver_failed_step(self, env: EnvRecord, request: Request, error: Exception) -> None:
+        owner = request.owner
+        if owner is None:
+            data = self._maker.abnormal(error, env.env_id)
+            self._deliver(request, data, Event.FAILED, error=error)
+        else:
+            owner.results[env.env_id] = error
+            owner.pending -= 1
+            self._set_state(env, Event.FAILED)
+
+    def _recover(self, env: EnvRecord, owner: Optional[Waiting], action: Action) -> None:
+        """Reset or renew an environment after a failure, once however many requests failed with it."""
+        self._join(env, owner)
+        if not env.recovering:
+            env.recovering = True
+            self._retry(env, action)
+
+    def _join(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        if owner is None:
+            env.deliver = True
+        elif owner is not _SILENT:
+            env.joiners.append(owner)
+            owner.pending += 1
+
+    def _retry(self, env: EnvRecord, action: Action) -> None:
+        env.retry = None
+        if action is Action.RENEW or not env.child.alive:
+            self._renew(env)
+        else:
+            env.recovery = self._send_reset(env, _SILENT)
+
+    def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        self._free_slot(env, request.slots[0])
+        owner = request.owner
+        if env.recovering and request is not env.recovery:
+            self._join(env, owner)
+            if owner is not None and owner is not _SILENT:
+                owner.pending -= 1
+            return
+        self._set_state(env, Event.FAILED)
+        if request.too_late:
+            action, delay = Action.RENEW, None
+        else:
+            env.tries += 1
+            action, delay = after_reset(self._policy, env.tries, failure), self._retry_waiting_time
+        if action is Action.GIVE_UP:
+            return self._give_up(env, error)
+        if not env.recovering:
+            env.recovering = True
+            self._join(env, owner)
+            if owner is not None and owner is not _SILENT:
+                owner.pending -= 1
+        if delay:
+            env.retry = (self.clock() + delay, action)
+            self.on_deadline(env.retry[0])
+        else:
+            self._retry(env, action)
+
+    def _give_up(self, env: EnvRecord, error: Exception) -> None:
+        env.recovering = True  # Nothing more is sent to it.
+        if self._fatal is None:
+            self._fatal = RuntimeError(
+                f"environment {env.env_id} could not be reset: max_try ({self._policy.max_try}) was reached, "
+                f"and the last exception was {type(error).__name__}: {error}"
+            )
+            self._fatal.__cause__ = error
+
+    def _raise_pending(self) -> None:
+        if self._fatal is not None:
+            error, self._fatal = self._fatal, None
+            self.shutdown(5)
+            raise error
+
+    def _renew(self, env: EnvRecord) -> None:
+        """Build an environment anew, in a new worker unless it shares one that still answers."""
+        child = env.child
+        stuck = any(request.expired for request in child.open)
+        if len(child.hosted) > 1 and child.alive and not stuck:
+            child.rebuild(env.env_id)
+            self._prepare(env, _SILENT)
+            env.recovery = self._send_reset(env, _SILENT)
+            return
+        self._renew_worker(child, env)
+
+    def _renew_worker(self, child: Child, cause: EnvRecord) -> None:
+        from envsup.errors import WorkerDied
+
+        name = child.describe()
+        child.kill()
+        lost = child.take_open()
+        error = WorkerDied(f"{name} was ended, to be built anew for environment {cause.env_id}", child.proc_ids)
+        to_reset = self._affected(child, cause, lost, error)
+        try:
+            child.start()
+        except OSError as failure:
+            return self._give_up(cause, failure)
+        for env_id in child.proc_ids:
+            env = self._envs[env_id]
+            self._deaths.pop(env_id, None)
+            self._prepare(env, _SILENT)
+            if env in to_reset:
+                env.recovery = self._send_reset(env, _SILENT)
+        for request in lost:
+            for env_id in request.proc_ids[request.answered :]:
+                self._request_failed(self._envs[env_id], request, error, Failure.WORKER_LOST)
+
+    def _affected(self, child: Child, cause: EnvRecord, lost: list[Request], error: Exception) -> list[EnvRecord]:
+        """The environments of a worker that have to be reset when it is renewed, marked as recovering."""
+        asked = {i for request in lost for i in request.proc_ids if request.method in ("step", "reset")}
+        found = []
+        for env_id in child.proc_ids:
+            env = self._envs[env_id]
+            running = self._env_states.get(env_id) is EnvState.RUN
+            if env.retry is not None:
+                continue
+            if env is cause or env_id in asked or env.recovering or running:
+                if running and env is not cause and env_id not in asked and not env.recovering:
+                    env.lost = env.lost or error
+                env.recovering = True
+                found.append(env)
+        return found
+
+    def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
+        self._deaths.update(dict.fromkeys(child.proc_ids, error))
+        for request in requests:
+            if request.method != BUILD_METHOD:
+                for env_id in request.proc_ids[request.answered :]:
+                    self._request_failed(self._envs[env_id], request, error, Failure.WORKER_LOST)
+
+    def _on_expired(self, child: Child, request: Request) -> None:
+        error = self._timeout_error(request)
+        if request.method == BUILD_METHOD:
+            child.kill()
+            self.on_lost(child, child.take_open(), error)
+        else:
+            self._request_failed(self._envs[request.proc_ids[0]], request, error, Failure.TIMED_OUT)
+
+    # -- retries that wait --
+
+    def _on_time(self, now: float) -> None:
+        for env in self._envs:
+            if env.retry is not None and env.retry[0] <= now:
+                self._retry(env, env.retry[1])
+
+    def _deadlines(self) -> Iterator[float]:
+        yield from super()._deadlines()
+        for env in self._envs:
+            if env.retry is not None:
+                yield env.retry[0]
+
+
+_SILENT = Waiting()
+"""Owner of the requests of a recovery: nobody is told of their replies."""
+
+
+def _is_plain_call(request: Request) -> bool:
+    return request.payload is not None and request.owner is not None and request.owner is not _SILENT
+
+
+def _event_of(payload: RecvPayload) -> Optional[Event]:
+    if payload.err is not None:
+        return Event.FAILED
+    if payload.method == "reset":
+        return Event.STARTED
+    if payload.method == "step":
+        return Event.ENDED if _is_done(payload.data) else Event.STEPPED
+    return None
+
+
+def _is_done(data: Any) -> bool:
+    return bool(data.done) if hasattr(data, "done") else bool(data[2])

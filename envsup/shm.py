@@ -1,0 +1,159 @@
+"""Memory that a supervisor and its worker processes share, without a name in the file system.
+
+``ShmBuffer`` and ``ShmBufferContainer`` keep the interface of ``ding.data.shm_buffer`` of DI-engine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+from typing import Any, Mapping, Optional, Union
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class SharedMemory:
+    """``size`` bytes, zeroed, that forked children share; with ``by_descriptor`` other children can map it too.
+
+    Its pages vanish with the last process that maps it, however that process ends.
+
+    Raises:
+        MemoryError: if there is no room for it.
+    """
+
+    def __init__(self, size: int, by_descriptor: bool = False) -> None:
+        self.size = max(size, 1)
+        self.fd = -1
+        try:
+            if by_descriptor:
+                self.fd = _anonymous_file(self.size)
+                weakref.finalize(self, _close_descriptor, self.fd, os.getpid())
+            self.map = mmap.mmap(self.fd, self.size)
+        except OSError as error:
+            raise MemoryError(f"no room for {self.size} bytes of shared memory: {error}") from error
+
+    @classmethod
+    def from_descriptor(cls, fd: int, size: int) -> "SharedMemory":
+        """Map the memory behind a descriptor that was inherited; closes the descriptor."""
+        memory = cls.__new__(cls)
+        memory.size, memory.fd = size, -1
+        memory.map = mmap.mmap(fd, size)
+        os.close(fd)
+        return memory
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
+        """A view of the memory from byte ``offset``."""
+        return np.ndarray(shape, dtype, self.map, offset)
+
+
+def _anonymous_file(size: int) -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("envsup")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    try:
+        # Reserved now: a page that cannot be had later would be a SIGBUS.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, size)
+        else:
+            os.ftruncate(fd, size)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _close_descriptor(fd: int, owner: int) -> None:
+    if os.getpid() == owner:
+        os.close(fd)
+
+
+class ShmBuffer:
+    """One array in shared memory.
+
+    Arguments:
+        dtype: anything that numpy takes for a dtype of fixed size.
+        shape: the array's shape.
+        copy_on_get: whether ``get`` returns a copy or a view of the memory.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...], copy_on_get: bool = True) -> None:
+        self.dtype, self.shape, self.copy_on_get = np.dtype(dtype), tuple(shape), copy_on_get
+        size = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        self.memory = SharedMemory(size, by_descriptor=True)
+
+    def fill(self, data: Any) -> None:
+        """Store ``data``.
+
+        Raises:
+            ValueError: if its shape or dtype is not the buffer's; nothing is cast or broadcast.
+        """
+        array = np.asarray(data)
+        if array.shape != self.shape or not np.can_cast(array.dtype, self.dtype, "equiv"):
+            raise ValueError(
+                f"a buffer of shape {self.shape} and dtype {self.dtype} cannot take "
+                f"data of shape {array.shape} and dtype {array.dtype}"
+            )
+        self.view()[...] = array
+
+    def get(self) -> Array:
+        """The array last filled in: a copy, or a view that follows later ``fill`` calls."""
+        return self.view().copy() if self.copy_on_get else self.view()
+
+    def view(self) -> Array:
+        """The memory itself."""
+        return self.memory.array(self.dtype, self.shape, 0)
+
+
+class ShmBufferContainer:
+    """One array or a dict of arrays (nested as deep as ``shape`` is) in shared memory.
+
+    Arguments:
+        dtype: a dtype, or a dict of dtypes with the keys of ``shape``; one dtype serves a whole dict.
+        shape: a shape, or a dict of shapes.
+        copy_on_get: whether ``get`` returns copies or views.
+    """
+
+    def __init__(
+        self,
+        dtype: Union[npt.DTypeLike, Mapping[str, Any]],
+        shape: Union[tuple[int, ...], Mapping[str, Any]],
+        copy_on_get: bool = True,
+    ) -> None:
+        self.buffers: Optional[dict[str, ShmBufferContainer]] = None
+        self.buffer: Optional[ShmBuffer] = None
+        if isinstance(shape, Mapping):
+            self.buffers = {
+                key: ShmBufferContainer(dtype[key] if isinstance(dtype, Mapping) else dtype, sub, copy_on_get)
+                for key, sub in shape.items()
+            }
+        else:
+            self.buffer = ShmBuffer(dtype, shape, copy_on_get)  # type: ignore[arg-type]
+
+    def fill(self, data: Any) -> None:
+        """Store an array, or a dict with exactly the container's keys.
+
+        Raises:
+            ValueError: if keys, shapes or dtypes are not the container's.
+        """
+        if self.buffer is not None:
+            return self.buffer.fill(data)
+        assert self.buffers is not None
+        if not isinstance(data, Mapping) or data.keys() != self.buffers.keys():
+            keys = list(data) if isinstance(data, Mapping) else type(data).__name__
+            raise ValueError(f"a container with the keys {list(self.buffers)} cannot take {keys}")
+        for key, buffer in self.buffers.items():
+            buffer.fill(data[key])
+
+    def get(self) -> Any:
+        """The array or the dict of arrays last filled in."""
+        if self.buffer is not None:
+            return self.buffer.get()
+        assert self.buffers is not None
+        return {key: buffer.get() for key, buffer in self.buffers.items()}

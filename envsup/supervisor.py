@@ -1,0 +1,641 @@
+"""A generic supervisor: objects in worker processes or threads, requests to them, and their replies.
+
+Behaves as ``ding.framework.Supervisor`` of DI-engine does, apart from what is said in the documentation.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from multiprocessing.context import BaseContext
+from typing import Any, Callable, ClassVar, Hashable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
+
+from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request, stop_all
+from envsup.errors import SupervisorClosed
+from envsup.inbox import Inbox, Key
+from envsup.launch import (
+    LifePipe,
+    WorkerProcess,
+    WorkerSpec,
+    close_in_forked_children,
+    end_processes,
+    start_method_of,
+    start_worker,
+)
+from envsup.arena import FAILED
+from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
+from envsup.poller import Poller, make_poller
+from envsup.process import ChildProcess
+from envsup.thread import ChildThread
+from envsup.worker import Hosted
+
+logger = logging.getLogger("envsup")
+
+DEFAULT_LAUNCH_TIMEOUT = 60.0
+RemainPayloads = dict[Hashable, SendPayload]
+
+
+class Waiting:
+    """A blocking call: how many replies it still waits for, and those that came."""
+
+    __slots__ = ("pending", "results", "error", "abandoned")
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.results: dict[Any, Any] = {}
+        self.error: Optional[BaseException] = None
+        self.abandoned = False
+
+
+class Doorbell:
+    """Wakes the thread that waits in the poller, from any thread."""
+
+    def __init__(self) -> None:
+        self.fd, self._write_end = os.pipe()
+        os.set_blocking(self.fd, False)
+        os.set_blocking(self._write_end, False)
+        self._rung = False
+        close_in_forked_children(self)
+
+    def ring(self) -> None:
+        """Make ``fd`` readable."""
+        if not self._rung:
+            self._rung = True
+            try:
+                os.write(self._write_end, b"!")
+            except OSError:
+                pass  # Full, which will do, or closed, and nobody waits.
+
+    def answer(self) -> None:
+        """Make ``fd`` unreadable until the next ring."""
+        try:
+            os.read(self.fd, 64)
+        except BlockingIOError:
+            pass
+        self._rung = False  # After the read, which would swallow a ring in between.
+
+    def close_descriptors(self) -> None:
+        """Give both ends back; also in a forked child."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            os.close(self._write_end)
+            self.fd = self._write_end = -1
+
+
+class Supervisor:
+    """Keeps objects in workers of one kind and exchanges requests and replies with them.
+
+    Any thread may send while another waits in ``recv``.  Works as a context manager that shuts down at the end.
+
+    Arguments:
+        type_: processes or threads.
+        mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
+    """
+
+    TYPE_MAPPING: ClassVar[Mapping[ChildType, type[Child]]] = {
+        ChildType.PROCESS: ChildProcess,
+        ChildType.THREAD: ChildThread,
+    }
+
+    def __init__(
+        self, type_: Union[ChildType, str] = ChildType.PROCESS, mp_ctx: Union[None, str, BaseContext] = None
+    ) -> None:
+        self._type = ChildType(type_)
+        self._start_method = start_method_of(mp_ctx)
+        self._launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT
+        self._children: list[Child] = []
+        self._child_of: dict[int, Child] = {}
+        self._running = False
+        self.clock: Callable[[], float] = time.monotonic
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
+        self._polling = False
+        self._sleepers = 0
+        self._inbox = Inbox()
+        self._deaths: dict[int, Exception] = {}
+        self._next_check = math.inf
+        self._handlers: dict[int, Callable[[], None]] = {}
+        self._rung: deque[Child] = deque()
+        self._processes: set[WorkerProcess] = set()
+        self._poller: Optional[Poller] = None
+        self._doorbell: Optional[Doorbell] = None
+        self._life_pipe: Optional[LifePipe] = None
+        self._finalizer: Optional[weakref.finalize[Any, Any]] = None
+
+    # -- what the user calls --
+
+    def register(
+        self,
+        init: Any,
+        shm_buffer: Any = None,
+        shm_callback: Optional[Callable[[RecvPayload, Any], Any]] = None,
+    ) -> None:
+        """Add a worker that hosts one object.
+
+        Arguments:
+            init: a callable that makes the object, called in the worker whenever it starts; or the object itself.
+            shm_buffer: given to ``shm_callback``.
+            shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before each reply is sent.
+        """
+        hosted = Hosted(len(self._child_of), init, shm_buffer, shm_callback)
+        self._add_child([hosted])
+
+    def start_link(self) -> None:
+        """Start the workers; does nothing when they run.
+
+        Raises:
+            OSError: if the system has no more processes or descriptors; nothing is left running then.
+        """
+        if self._running:
+            return
+        self._open()
+        try:
+            for child in self._children:
+                child.start()
+        except BaseException:
+            self._close_down(0.0)
+            raise
+        self._running = True
+
+    def send(self, payload: SendPayload) -> None:
+        """Send a request, whose reply comes out of ``recv`` or ``recv_all``.
+
+        Raises:
+            ValueError: if there is no such worker.
+            TypeError: if the request cannot be pickled.
+        """
+        if not self._running:
+            logger.warning("Nothing was sent: please call start_link before sending any payload.")
+            return
+        hash(payload.req_id)
+        child = self._child(payload.proc_id)
+        with self._lock:
+            if not child.alive:
+                error = self._deaths.pop(payload.proc_id, None)
+                if error is not None:
+                    self._inbox.put(RecvPayload(payload.proc_id, payload.req_id, payload.method, err=error))
+                    return
+                child.start()
+            child.send(payload)
+
+    def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
+        """The next reply of any worker.
+
+        Arguments:
+            ignore_err: return a reply that is an error instead of raising the error.
+            timeout: seconds to wait, None for no limit.
+
+        Raises:
+            queue.Empty: if there was no reply in time.
+            SupervisorClosed: if the supervisor is closed, or closed while this waits.
+        """
+        with self._lock:
+            if not self._wait(self._inbox.__len__, timeout):
+                raise queue.Empty
+            payload = self._inbox.take_first()
+            self._delivered(payload)
+        if payload.err is not None and not ignore_err:
+            raise payload.err
+        return payload
+
+    def recv_all(
+        self,
+        send_payloads: Sequence[SendPayload],
+        ignore_err: bool = False,
+        callback: Optional[Callable[[RecvPayload, RemainPayloads], Any]] = None,
+        timeout: Optional[float] = None,
+    ) -> list[RecvPayload]:
+        """The replies to requests that were sent, in the order of the requests.
+
+        Arguments:
+            callback: ``callback(recv_payload, remain_payloads)`` runs for each reply and may change it.  What it adds to
+                ``remain_payloads``, by req_id, is awaited too, and not returned.
+            timeout: seconds for each request, None for no limit.
+
+        Raises:
+            TimeoutError: if a request was not answered in time; with ignore_err, that is the ``err`` of its payload.
+            SupervisorClosed: if the supervisor is closed while this waits.
+        """
+        assert send_payloads, "There is no request to wait for."
+        return _ReceiveAll(self, send_payloads, ignore_err, callback, timeout).run()
+
+    def get_child_attr(self, proc_id: int, key: str) -> Any:
+        """Read a public attribute of the object in one worker.
+
+        Raises:
+            AttributeError: if it is private or a method; else what reading it raised in the worker.
+        """
+        assert self._running, "The supervisor is not running, please call start_link first."
+        return self._read_attribute([proc_id], key)[0]
+
+    def shutdown(self, timeout: Optional[float] = None) -> None:
+        """End the workers: ask them, wait up to ``timeout`` seconds (10 by default), then kill.  May be called twice."""
+        if self._running:
+            self._running = False
+            self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __getattr__(self, key: str) -> list[Any]:
+        if key.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        assert self._running, f"{key!r} is read from the workers, which are not running: call start_link first."
+        return self._read_attribute(list(self._child_of), key)
+
+    def __reduce_ex__(self, _: object) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: its workers belong to this one")
+
+    # -- workers --
+
+    def _add_child(self, hosted: list[Hosted]) -> Child:
+        assert not self._running, "Register before start_link."
+        child = self.TYPE_MAPPING[self._type](hosted, self, self._launch_timeout)
+        self._children.append(child)
+        for item in hosted:
+            self._child_of[item.proc_id] = child
+        return child
+
+    def _child(self, proc_id: int) -> Child:
+        try:
+            return self._child_of[proc_id]
+        except (KeyError, TypeError):
+            raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
+
+    def _open(self) -> None:
+        self._poller = make_poller()
+        self._doorbell = Doorbell()
+        self._life_pipe = LifePipe()
+        self._finalizer = weakref.finalize(self, end_processes, self._processes, self._life_pipe, os.getpid())
+        self.handle(self._doorbell.fd, self._on_bell)
+
+    def _close_down(self, timeout: float) -> None:
+        """End all workers and give back every descriptor, whatever state they are in."""
+        with self._lock:
+            self._running = False
+            while self._polling:
+                assert self._doorbell is not None
+                self._doorbell.ring()
+                self._turn.wait()
+            try:
+                stop_all(self._children, timeout, time.monotonic)
+            finally:
+                for child in self._children:
+                    child.kill()
+                self._give_back()
+                self._turn.notify_all()
+
+    def _give_back(self) -> None:
+        self._handlers.clear()
+        self._inbox.clear()
+        self._deaths.clear()
+        self._rung.clear()
+        self._next_check = math.inf
+        if self._finalizer is not None:
+            self._finalizer.detach()
+        if self._poller is not None and self._doorbell is not None and self._life_pipe is not None:
+            self._poller.close()
+            self._doorbell.close_descriptors()
+            self._life_pipe.close()
+        self._poller = self._doorbell = self._life_pipe = None
+
+    # -- what the workers' side calls (child.Listener) --
+
+    def start_process(self, spec: WorkerSpec) -> WorkerProcess:
+        assert self._life_pipe is not None
+        process = start_worker(self._start_method, spec, self._life_pipe)
+        self._processes.add(process)
+        return process
+
+    def process_ended(self, process: WorkerProcess) -> None:
+        self._processes.discard(process)
+
+    def handle(self, fd: int, handler: Optional[Callable[[], None]]) -> None:
+        poller = self._poller
+        if poller is None:
+            return
+        if handler is None:
+            if self._handlers.pop(fd, None) is not None:
+                poller.forget(fd)
+            return
+        if fd not in self._handlers:
+            poller.watch(fd, write=getattr(handler, "__name__", "") == "_flush")
+        self._handlers[fd] = handler
+
+    def ring(self, child: Child) -> None:
+        self._rung.append(child)
+        doorbell = self._doorbell
+        if doorbell is not None:
+            doorbell.ring()
+
+    def on_deadline(self, when: float) -> None:
+        if when < self._next_check:
+            self._next_check = when
+            if self._polling and self._doorbell is not None:
+                self._doorbell.ring()
+
+    def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        raise NotImplementedError("only environments are stepped")
+
+    def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
+        if request.method == BUILD_METHOD:
+            return
+        payload = _payload_of(request)
+        if status & FAILED:
+            payload.err = data
+        else:
+            payload.data, payload.extra = data
+        self._settle(request, payload)
+
+    def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
+        if not requests:
+            self._deaths.update(dict.fromkeys(child.proc_ids, error))
+        for request in requests:
+            self._on_failed(request, error)
+
+    def _on_failed(self, request: Request, error: Exception) -> None:
+        if request.method != BUILD_METHOD:
+            payload = _payload_of(request)
+            payload.err = error
+            self._settle(request, payload)
+
+    def _settle(self, request: Request, payload: RecvPayload) -> None:
+        """Give a reply to the call that waits for it, or leave it for ``recv``."""
+        owner = request.owner
+        if owner is None:
+            self._inbox.put(payload)
+        else:
+            owner.results[payload.proc_id] = payload
+            owner.pending -= 1
+
+    def _on_bell(self) -> None:
+        if self._doorbell is not None:
+            self._doorbell.answer()
+        rung = self._rung
+        while rung:
+            rung.popleft().receive()
+
+    # -- waiting --
+
+    def _wait(self, ready: Callable[[], Any], timeout: Optional[float] = None) -> bool:
+        """Wait, with the lock held, until ``ready()`` is true; False if ``timeout`` seconds went by.
+
+        One thread polls, with the lock released; others wait for what it finds.
+        """
+        end = math.inf if timeout is None else self.clock() + timeout
+        polled = False
+        while True:
+            if ready():
+                return True
+            self._raise_pending()
+            if not self._running:
+                raise SupervisorClosed("the supervisor is closed")
+            left = end - self.clock() if end < math.inf else None
+            if left is not None and left <= 0 and polled:
+                return False
+            polled = True
+            if self._polling:
+                self._sleep(left)
+            else:
+                self._poll(left)
+
+    def _delivered(self, payload: RecvPayload) -> None:
+        """A reply is on its way to the user."""
+
+    def _raise_pending(self) -> None:
+        """Raise what has to be raised by whichever call waits."""
+
+    def _sleep(self, left: Optional[float]) -> None:
+        self._sleepers += 1
+        try:
+            self._turn.wait(left)
+        finally:
+            self._sleepers -= 1
+
+    def _poll(self, left: Optional[float]) -> None:
+        """Wait for something to happen, for ``left`` seconds at most, and see to it."""
+        poller = self._poller
+        assert poller is not None
+        if self._next_check < math.inf:
+            until_check = max(0.0, self._next_check - self.clock())
+            left = until_check if left is None else min(left, until_check)
+        elif left is not None:
+            left = max(0.0, left)
+        self._polling = True
+        self._lock.release()
+        try:
+            ready = poller.poll(left)
+        finally:
+            self._lock.acquire()
+            self._polling = False
+            if self._sleepers:
+                self._turn.notify_all()
+        if self._running:
+            self._dispatch(ready)
+            if self._next_check < math.inf and self.clock() >= self._next_check:
+                self._check_deadlines()
+        elif self._poller is not None:
+            self._turn.notify_all()
+
+    def _dispatch(self, ready: list[int]) -> None:
+        handlers = self._handlers
+        for fd in ready:
+            handler = handlers.get(fd)
+            if handler is not None:
+                handler()
+
+    def _check_deadlines(self) -> None:
+        """Give up what is late; first read what has arrived, so that nothing that has is judged late."""
+        assert self._poller is not None
+        while True:
+            ready = self._poller.poll(0)
+            if not ready:
+                break
+            self._dispatch(ready)
+        now = self.clock()
+        self._on_time(now)
+        for child in self._children:
+            for request in list(child.open):
+                if request.deadline is not None and request.deadline <= now and not request.expired:
+                    if child.receiving():
+                        request.deadline = now + (request.timeout or 1.0)
+                    elif request in child.open:
+                        child.expire(request)
+                        self._on_expired(child, request)
+        self._next_check = min(self._deadlines(), default=math.inf)
+
+    def _on_time(self, now: float) -> None:
+        """Do what was put off until now."""
+
+    def _deadlines(self) -> Iterator[float]:
+        for child in self._children:
+            for request in child.open:
+                if request.deadline is not None and not request.expired:
+                    yield request.deadline
+
+    def _on_expired(self, child: Child, request: Request) -> None:
+        """A request was not answered in time."""
+        error = self._timeout_error(request)
+        if request.method != BUILD_METHOD:
+            return self._on_failed(request, error)
+        child.kill()
+        self.on_lost(child, child.take_open(), error)
+
+    def _timeout_error(self, request: Request) -> TimeoutError:
+        ids = ", ".join(map(str, request.proc_ids[request.answered :][:1]))
+        what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
+        return TimeoutError(f"environment {ids} {what} within {request.timeout} s")
+
+    # -- calls that wait for their own replies --
+
+    def _ask(self, payloads: Sequence[SendPayload], timeout: Optional[float] = None) -> list[RecvPayload]:
+        """Send requests to different workers and wait for the replies, which nobody else sees."""
+        with self._lock:
+            waiting = Waiting()
+            for payload in payloads:
+                child = self._child(payload.proc_id)
+                request = Request(
+                    str(getattr(payload.method, "value", payload.method)),
+                    (payload.proc_id,),
+                    payload=payload,
+                    owner=waiting,
+                    timeout=timeout,
+                )
+                self._revive(child)
+                child.send_call(request, payload)
+                waiting.pending += 1
+            self._wait(lambda: waiting.pending == 0)
+        return [waiting.results[payload.proc_id] for payload in payloads]
+
+    def _revive(self, child: Child) -> None:
+        """Start a worker that is known to have died."""
+        if not child.alive:
+            child.start()
+
+    def _read_attribute(self, proc_ids: list[int], key: str) -> list[Any]:
+        if key.startswith("_"):
+            raise AttributeError(f"{key} is private and is not read from a worker")
+        payloads = [SendPayload(i, method=ReserveMethod.GETATTR, args=[key]) for i in proc_ids]
+        return _data_of(self._ask(payloads, self._ask_timeout()))
+
+    def _drop(self, keys: set[Key]) -> None:
+        """Nobody waits for these replies any more: drop them when they come."""
+        with self._lock:
+            for child in self._children:
+                for request in list(child.open):
+                    sent = request.payload
+                    if sent is not None and not request.expired and (sent.proc_id, sent.req_id) in keys:
+                        child.expire(request)
+
+    def _ask_timeout(self) -> Optional[float]:
+        return None
+
+
+def _payload_of(request: Request) -> RecvPayload:
+    sent = request.payload
+    if sent is None:
+        return RecvPayload(request.proc_ids[0], f"{request.seq}", request.method)
+    return RecvPayload(sent.proc_id, sent.req_id, sent.method)
+
+
+def _data_of(payloads: Sequence[RecvPayload]) -> list[Any]:
+    for payload in payloads:
+        if payload.err is not None:
+            raise payload.err
+    return [payload.data for payload in payloads]
+
+
+class _ReceiveAll:
+    """One call of ``Supervisor.recv_all``."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        payloads: Sequence[SendPayload],
+        ignore_err: bool,
+        callback: Optional[Callable[[RecvPayload, RemainPayloads], Any]],
+        timeout: Optional[float],
+    ) -> None:
+        self._supervisor = supervisor
+        self._wanted = list(payloads)
+        self._ignore_err = ignore_err
+        self._callback = callback
+        self._timeout = timeout
+        self._remain: RemainPayloads = {}
+        # Several requests may have the same req_id, which the dict of the callback cannot hold.
+        self._twins: list[SendPayload] = []
+        for payload in payloads:
+            if payload.req_id in self._remain:
+                self._twins.append(payload)
+            else:
+                self._remain[payload.req_id] = payload
+        self._since: dict[Key, float] = {}
+        self._results: dict[Key, deque[RecvPayload]] = {}
+
+    def run(self) -> list[RecvPayload]:
+        while self._remain or self._twins:
+            payload = self._next()
+            if payload is not None:
+                self._accept(payload)
+            else:
+                self._expire()
+        return [self._results[_key(payload)].popleft() for payload in self._wanted]
+
+    def _open(self) -> dict[Key, SendPayload]:
+        found = {(payload.proc_id, req_id): payload for req_id, payload in self._remain.items()}
+        return {**found, **{_key(payload): payload for payload in self._twins}}
+
+    def _next(self) -> Optional[RecvPayload]:
+        """The next reply to an open request, None if the oldest of them is late."""
+        supervisor = self._supervisor
+        keys = set(self._open())
+        with supervisor._lock:
+            now = supervisor.clock()
+            started = [self._since.setdefault(key, now) for key in keys]
+            left = None if self._timeout is None else min(started) + self._timeout - now
+            if not supervisor._wait(lambda: supervisor._inbox.has_any(keys), left):
+                return None
+            payload = supervisor._inbox.take_any(keys)
+            supervisor._delivered(payload)
+            return payload
+
+    def _accept(self, payload: RecvPayload) -> None:
+        key = (payload.proc_id, payload.req_id)
+        self._since.pop(key, None)
+        first = self._remain.get(payload.req_id)
+        if first is not None and first.proc_id == payload.proc_id:
+            del self._remain[payload.req_id]
+        else:
+            self._twins.remove(next(p for p in self._twins if _key(p) == key))
+        self._results.setdefault(key, deque()).append(payload)
+        if payload.err is not None and not self._ignore_err:
+            raise payload.err
+        if self._callback is not None:
+            self._callback(payload, self._remain)
+
+    def _expire(self) -> None:
+        now = self._supervisor.clock()
+        assert self._timeout is not None
+        late = {key: p for key, p in self._open().items() if self._since[key] + self._timeout <= now}
+        if not late:
+            return
+        self._supervisor._drop(set(late))
+        error = f"no reply within {self._timeout} s from " + ", ".join(str(key[0]) for key in late)
+        if not self._ignore_err:
+            raise TimeoutError(error)
+        for payload in late.values():
+            missing = RecvPayload(payload.proc_id, payload.req_id, payload.method, err=TimeoutError(error))
+            self._accept(missing)
+
+
+def _key(payload: SendPayload) -> Key:
+    return payload.proc_id, payload.req_id

@@ -1,0 +1,211 @@
+"""Workers that are threads of this process.
+
+A thread cannot be ended from outside: one that is stuck is abandoned, with all that it hosts, and its replies go nowhere.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections import deque
+from typing import Any, Iterator, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from envsup.arena import EXTRA, FAILED, UNBUILT
+from envsup.child import Child, Listener, Request
+from envsup.errors import RemoteError, RemoteTraceback
+from envsup.frames import BUILD, CALL, STEP, STOP
+from envsup.worker import Call, Failed, Host, Hosted, describe
+
+_ATOMS = (bool, int, float, complex, str, bytes, type(None), np.generic)
+
+
+class _Task(NamedTuple):
+    kind: int
+    seq: int = 0
+    work: Any = None
+    eager: bool = False
+
+
+class _Life:
+    """One life of a worker thread: its requests and its replies, shared with no other."""
+
+    def __init__(self, child: "ChildThread") -> None:
+        self.tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        self.replies: deque[tuple[int, int, Any]] = deque()
+        self.thread = threading.Thread(target=self._serve, args=(child,), name=child.name(), daemon=True)
+
+    def _serve(self, child: "ChildThread") -> None:
+        host = Host([Hosted(h.proc_id, h.init) for h in child.hosted], None)
+        for local in range(len(host.hosted)):
+            self._reply(child, BUILD, 0, _built(host, local))
+        while True:
+            task = self.tasks.get()
+            if task.kind == STOP:
+                return
+            if task.kind == STEP:
+                self._step(child, host, task)
+            elif task.kind == CALL:
+                self._reply(child, CALL, task.seq, _copied(*host.call(task.work)))
+            else:
+                self._reply(child, BUILD, task.seq, _built(host, task.work))
+
+    def _step(self, child: "ChildThread", host: Host, task: _Task) -> None:
+        done = []
+        for local, action in task.work:
+            done.append(_copied(*host.step(local, -1, action)))
+            if task.eager:
+                self._reply(child, STEP, task.seq, done)
+                done = []
+        if done:
+            self._reply(child, STEP, task.seq, done)
+
+    def _reply(self, child: "ChildThread", kind: int, seq: int, data: Any) -> None:
+        self.replies.append((kind, seq, data))
+        child.listener.ring(child)
+
+
+def _built(host: Host, local: int) -> tuple[int, Any]:
+    error = host.build(local)
+    return (0, None) if error is None else (FAILED | UNBUILT, describe_here(error))
+
+
+def _copied(status: int, data: Any) -> tuple[int, Any]:
+    """The reply, independent of what the environment does next."""
+    if status & FAILED:
+        return status, describe_here(data)
+    try:
+        return status, copy_value(data)
+    except BaseException as error:
+        return FAILED | (status & EXTRA), describe_here(error)
+
+
+def describe_here(error: BaseException) -> BaseException:
+    """The exception with its traceback as ``__cause__``, as if it had come from a process."""
+    failed: Failed = describe(error, dumps=lambda _: b"")
+    if not isinstance(error, Exception):
+        error = RemoteError(f"{failed.kind}: {failed.message}")
+    error = error.with_traceback(None)
+    error.__cause__ = RemoteTraceback(failed.traceback)
+    return error
+
+
+def copy_value(value: Any) -> Any:
+    """A copy that shares no array and no container with ``value``; what cannot be copied is passed on as it is."""
+    kind = type(value)
+    if kind is np.ndarray and value.dtype != object:
+        return value.copy()
+    if isinstance(value, _ATOMS):
+        return value
+    if kind is dict:
+        return {key: copy_value(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple([copy_value(item) for item in value])
+    if kind is list:
+        return [copy_value(item) for item in value]
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return value
+
+
+class ChildThread(Child):
+    """A worker thread."""
+
+    def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
+        super().__init__(hosted, listener, launch_timeout)
+        self._current: Optional[_Life] = None
+        self._closing = False
+
+    @property
+    def alive(self) -> bool:
+        return self._current is not None
+
+    @property
+    def pid(self) -> Optional[int]:
+        return None
+
+    def _start(self) -> None:
+        self._closing = False
+        self._current = _Life(self)
+        self._current.thread.start()
+
+    def pack(self, call: Call) -> Call:
+        return call._replace(args=copy_value(call.args), kwargs=copy_value(dict(call.kwargs)))
+
+    def _post_call(self, request: Request, packed: Call) -> None:
+        self._put(_Task(CALL, request.seq, packed))
+
+    def _post_build(self, request: Request, local: int) -> None:
+        self._put(_Task(BUILD, request.seq, local))
+
+    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> _Task:
+        work = [(self._locals[i], copy_value(action)) for i, action in zip(request.proc_ids, actions)]
+        return _Task(STEP, 0, work, eager)
+
+    def _post_steps(self, request: Request, packed: _Task) -> None:
+        self._put(packed._replace(seq=request.seq))
+
+    def _put(self, task: _Task) -> None:
+        if self._current is not None:
+            self._current.tasks.put(task)
+
+    def receive(self) -> None:
+        life = self._current
+        while life is not None and life is self._current and life.replies:
+            self._report(*life.replies.popleft())
+
+    def _report(self, kind: int, seq: int, data: Any) -> None:
+        if kind == STEP:
+            request = self.answer(len(data))
+            if not request.expired:
+                statuses = bytes([status for status, _ in data])
+                self.listener.on_steps(self, request, statuses, _extras(data))
+            return
+        request = self.answer()
+        if not request.expired:
+            self.listener.on_reply(self, request, *data)
+
+    def check(self) -> bool:
+        return self._current is None
+
+    def ended(self) -> bool:
+        return self._current is None
+
+    def kill(self) -> None:
+        """Abandon the thread; if it is not stuck, it leaves when it has done what it was sent."""
+        if self._current is not None:
+            self._current.tasks.put(_Task(STOP))
+            self._current = None
+
+    def ask_to_stop(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._put(_Task(STOP))
+
+    def stopped(self) -> bool:
+        if self._current is None:
+            return True
+        self._current.replies.clear()
+        self._current.thread.join(0)
+        if self._current.thread.is_alive():
+            return False
+        self._current = None
+        return True
+
+    def terminate(self) -> None:
+        """A thread cannot be told more than once."""
+
+    @staticmethod
+    def wait_stopped(children: Sequence["ChildThread"], timeout: float) -> None:
+        life = children[0]._current
+        if life is not None:
+            life.thread.join(timeout)
+
+
+def _extras(data: list[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+    for status, extra in data:
+        if status & EXTRA:
+            yield status, extra

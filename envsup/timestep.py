@@ -1,0 +1,129 @@
+"""Timesteps and observations as ``treetensor.numpy`` trees.
+
+treetensor imports torch: this module is imported when the first supervisor is launched, and by no worker.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any, Sequence
+
+import numpy as np
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # treevalue registers itself with torch in an old way.
+    import treetensor.numpy as tnp
+    from treevalue.tree.common import create_storage
+
+_SCALARS = (bool, int, float, complex, np.generic)
+
+
+def timestep(obs: Any, reward: Any, done: Any, info: dict[Any, Any], env_id: int) -> Any:
+    """The timestep of one step: a tree with exactly ``obs, reward, done, info, env_id``, every leaf an ndarray."""
+    return tnp.ndarray(
+        create_storage(
+            {
+                "obs": obs if type(obs) is np.ndarray else node(obs),
+                "reward": reward if type(reward) is np.ndarray else node(reward),
+                "done": np.array(done),
+                "info": create_storage(info_nodes(info) if info else {}),
+                "env_id": np.array(env_id),
+            }
+        )
+    )
+
+
+def abnormal(error: BaseException, env_id: int) -> Any:
+    """The timestep of a step that failed."""
+    nothing = [_object_leaf(None) for _ in range(3)]
+    info = {"abnormal": np.array(True), "err": _object_leaf(error)}
+    parts = dict(zip(("obs", "reward", "done"), nothing))
+    return tnp.ndarray(create_storage({**parts, "info": create_storage(info), "env_id": np.array(env_id)}))
+
+
+def node(value: Any) -> Any:
+    """A leaf or a storage for an observation or a reward; a tuple becomes a tree with the keys _0, _1, ..."""
+    if isinstance(value, dict):
+        return create_storage({key: node(item) for key, item in _named(value)})
+    if isinstance(value, tuple):
+        return create_storage({f"_{i}": node(item) for i, item in enumerate(value)})
+    return leaf(value)
+
+
+def info_nodes(info: dict[Any, Any]) -> dict[str, Any]:
+    """The leaves and storages of an info dict, under keys that are identifiers."""
+    return {
+        key: create_storage(info_nodes(item)) if isinstance(item, dict) else leaf(item) for key, item in _named(info)
+    }
+
+
+def _named(values: dict[Any, Any]) -> list[tuple[str, Any]]:
+    taken: dict[str, Any] = {}
+    for key, item in values.items():
+        name = base = identifier(key)
+        number = 0
+        while name in taken:
+            number += 1
+            name = f"{base}_{number}"
+        taken[name] = item
+    return list(taken.items())
+
+
+def identifier(key: Any) -> str:
+    """The name of an info key in a tree: ``.`` becomes ``_``, a leading digit gets ``_`` in front."""
+    name = str(key).replace(".", "_")
+    return f"_{name}" if name[:1].isdigit() else name
+
+
+def leaf(value: Any) -> Any:
+    """The value as an ndarray: of its own dtype if numpy has one that keeps it, else a 0-d array of dtype object."""
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, _SCALARS):
+        return np.array(value)
+    if isinstance(value, (str, bytes)):
+        # numpy drops trailing zeros.
+        return _object_leaf(value) if value[-1:] in ("\0", b"\0") else np.array(value)
+    if isinstance(value, (list, tuple)) or hasattr(type(value), "__array__"):
+        return _array(value)
+    return _object_leaf(value)
+
+
+def _array(value: Any) -> Any:
+    try:
+        array = np.array(value)
+    except Exception:
+        return _object_leaf(value)
+    return array if array.dtype != object and _keeps(array, value) else _object_leaf(value)
+
+
+def _keeps(array: Any, value: Any) -> bool:
+    """numpy turns [1, "a"] and [b"a\\0"] into something else than they were."""
+    return array.dtype.kind not in "SU" or bool(array.tolist() == list(value))
+
+
+def _object_leaf(value: Any) -> Any:
+    array = np.empty(1, dtype=object)
+    array[0] = value
+    return array.reshape(())
+
+
+def tree(value: Any) -> Any:
+    """An observation as the user sees it: an ndarray, or a tree of them."""
+    if type(value) is np.ndarray:
+        return value
+    found = node(value)
+    return found if isinstance(found, np.ndarray) else tnp.ndarray(found)
+
+
+def stack(observations: Sequence[Any]) -> Any:
+    """Observations of several environments in one: arrays or trees are stacked, what does not stack is an object array."""
+    if not observations:
+        return tnp.array([])
+    try:
+        return tnp.stack(list(observations))
+    except Exception:
+        stacked = np.empty(len(observations), dtype=object)
+        for i, observation in enumerate(observations):
+            stacked[i] = observation
+        return stacked
