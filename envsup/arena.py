@@ -124,11 +124,12 @@ class ArenaWriter:
         if type(reward) is float:
             self._cells[slot] = reward
             return REWARD_CELL
-        if self._rewards is not None and type(reward) is np.ndarray:
-            if self._reward_form == (reward.dtype, reward.shape):
-                self._rewards[slot][...] = reward
-                return REWARD_ARRAY
-        return 0
+        if self._rewards is None or type(reward) is not np.ndarray:
+            return 0
+        if self._reward_form != (reward.dtype, reward.shape):
+            return 0
+        self._rewards[slot][...] = reward
+        return REWARD_ARRAY
 
 
 def _blocks(shape: ArenaShape) -> Sequence[tuple[np.dtype[Any], tuple[int, ...]]]:

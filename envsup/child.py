@@ -38,17 +38,17 @@ class Request:
     """
 
     __slots__ = (
-        "method",
-        "proc_ids",
-        "slots",
-        "payload",
-        "owner",
-        "timeout",
-        "deadline",
         "answered",
+        "deadline",
         "expired",
-        "seq",
+        "method",
+        "owner",
+        "payload",
+        "proc_ids",
         "sent_at",
+        "seq",
+        "slots",
+        "timeout",
         "too_late",
     )
 
@@ -239,7 +239,7 @@ class Child(ABC):
         local = self._locals[payload.proc_id]
         callback = self.hosted[local].shm_callback
         req_id = payload.req_id if callback is not None else None
-        method = getattr(payload.method, "value", payload.method)
+        method = str(getattr(payload.method, "value", payload.method))
         packed = self.pack(Call(local, request.slots[0], method, tuple(payload.args), payload.kwargs, req_id))
         self._enter(request)
         self._post_call(request, packed)

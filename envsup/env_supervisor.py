@@ -13,15 +13,15 @@ from collections.abc import Mapping as MappingABC
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
-from envsup.arena import EXTRA, Arena, ArenaShape
-from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child
+from envsup.arena import DONE, Arena, ArenaShape
+from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.envs import EnvironmentFactory, read_attribute
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
 from envsup.payload import ChildType, RecvPayload, SendPayload
 from envsup.recovery import COPY_SLOTS, VIEW_SLOTS, RecoveringSupervisor
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, Waiting, _data_of
-from envsup.worker import method_hint
+from envsup.worker import Call, method_hint
 
 logger = logging.getLogger("envsup")
 
@@ -46,7 +46,7 @@ class EnvSupervisor(RecoveringSupervisor):
         step_timeout: seconds that a step may take, None for no limit.
         retry_waiting_time: seconds to wait before a failed reset is tried again.
         episode_num: after so many episodes an environment is not reset any more.
-        shared_memory: pass observations, rewards and actions through shared memory (processes only).  Changes speed only.
+        shared_memory: pass observations, rewards and actions through shared memory (processes only); only for speed.
         copy_on_get: whether what you get is yours for good.  If False, an observation is a view of shared memory, valid
             until the next request that you make for its environment (processes with shared memory only).
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
@@ -72,7 +72,7 @@ class EnvSupervisor(RecoveringSupervisor):
         shared_memory: bool = True,
         copy_on_get: bool = True,
         *,
-        mp_ctx: Union[None, str, BaseContext] = None,
+        mp_ctx: Union[str, BaseContext, None] = None,
         launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
         **kwargs: Any,
     ) -> None:
@@ -144,8 +144,8 @@ class EnvSupervisor(RecoveringSupervisor):
     def ready_obs(self) -> Any:
         """The newest observations of the environments in RUN, stacked in the order of ``ready_obs_id``.
 
-        An ndarray; for Dict and Tuple spaces a tree of ndarrays, whose ``len`` is the number of its keys; an object array
-        where shapes differ.
+        An ndarray; for Dict and Tuple spaces a tree of ndarrays, whose ``len`` is the number of its keys; an object
+        array where shapes differ.
         """
         with self._lock:
             return self._timesteps().stack([self._ready_obs[i] for i in self.ready_obs_id])
@@ -301,8 +301,8 @@ class EnvSupervisor(RecoveringSupervisor):
         """Reset environments.
 
         Arguments:
-            reset_param: None for all, without parameters; a list of keyword arguments from environment 0 on; or a dict of
-                them, which resets only its keys.  They are kept for later automatic resets.
+            reset_param: None for all, without parameters; a list of keyword arguments from environment 0 on; or a dict
+                of them, which resets only its keys.  They are kept for later automatic resets.
             block: wait for the observations; else they come out of ``recv``.
 
         Raises:
@@ -350,8 +350,8 @@ class EnvSupervisor(RecoveringSupervisor):
             block: wait, also for the resets that the steps caused; else the replies come out of ``recv``.
 
         Returns:
-            With block a list of ``treetensor.numpy.ndarray`` in the order of the actions, each with ``obs``, ``reward``,
-            ``done``, ``info`` and ``env_id``.  A step that failed has None for the first three and
+            With block a list of ``treetensor.numpy.ndarray`` in the order of the actions, each with ``obs``,
+            ``reward``, ``done``, ``info`` and ``env_id``.  A step that failed has None for the first three and
             ``info = {abnormal: True, err: <exception>}``.
 
         Raises:
@@ -392,7 +392,7 @@ class EnvSupervisor(RecoveringSupervisor):
         else:
             return keyed
         for env_id in keyed:
-            if isinstance(env_id, bool) or not isinstance(env_id, numbers.Integral) or not 0 <= env_id < count:
+            if isinstance(env_id, bool) or not isinstance(env_id, numbers.Integral) or not 0 <= int(env_id) < count:
                 raise ValueError(f"there is no environment {env_id!r}; there are 0 to {count - 1}")
         return {int(env_id): value for env_id, value in keyed.items()}
 
@@ -426,7 +426,7 @@ class EnvSupervisor(RecoveringSupervisor):
             obs, reward, done, info = self._parts(envs[env_id], slot, status, extra, *whole)
             timestep = maker.timestep(obs, reward, done, info, env_id)
             timesteps.append(timestep)
-            if not (status & 1 and states.get(env_id) is EnvState.RUN):
+            if not (status & DONE and states.get(env_id) is EnvState.RUN):
                 ready[env_id] = timestep.obs
         return timesteps
 
@@ -446,8 +446,8 @@ class EnvSupervisor(RecoveringSupervisor):
             timeout: seconds to wait, None for no limit.
 
         Returns:
-            A payload whose ``data`` is an observation (method "reset") or a timestep ("step").  A step that failed has its
-            abnormal timestep as ``data`` and the exception as ``err``; a reset that failed is not seen, its retry is.
+            A payload whose ``data`` is an observation (method "reset") or a timestep ("step").  A step that failed has
+            its abnormal timestep as ``data`` and the exception as ``err``.  A reset that failed is not seen, its retry is.
 
         Raises:
             queue.Empty: if there was no reply in time.
@@ -496,9 +496,7 @@ class EnvSupervisor(RecoveringSupervisor):
             raise AttributeError(method_hint(key))
         return super().__getattr__(key)
 
-    def call(
-        self, method: str, *args: Any, env_id: Union[None, int, Sequence[int]] = None, **kwargs: Any
-    ) -> list[Any]:
+    def call(self, method: str, *args: Any, env_id: Union[int, Sequence[int], None] = None, **kwargs: Any) -> list[Any]:
         """Run a method of the environments in their workers.
 
         Arguments:
@@ -515,8 +513,12 @@ class EnvSupervisor(RecoveringSupervisor):
         assert not self.closed, "The env supervisor is closed."
         if method.startswith("_"):
             raise AttributeError(f"{method} is private and is not run in a worker")
-        ids = range(self.env_num) if env_id is None else [env_id] if isinstance(env_id, numbers.Integral) else env_id
-        payloads = [SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._check_ids(dict.fromkeys(ids))]
+        ids: Any = range(self.env_num) if env_id is None else env_id
+        if isinstance(ids, numbers.Integral):
+            ids = [ids]
+        payloads = [
+            SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._check_ids(dict.fromkeys(ids))
+        ]
         return _data_of(self._ask(payloads, self._ask_timeout()))
 
     def _revive(self, child: Child) -> None:
@@ -557,8 +559,6 @@ class EnvSupervisor(RecoveringSupervisor):
         self._forget_environments()
 
     def _send_close(self, child: Child, sent: SendPayload) -> None:
-        from envsup.child import Request
-
         child.send_call(Request("close", (sent.proc_id,), (-1,), sent, Waiting()), sent)
 
     def _reset_params(self, reset_param: ResetParam) -> dict[int, dict[str, Any]]:
@@ -572,8 +572,6 @@ class EnvSupervisor(RecoveringSupervisor):
 
 
 def _reset_call(param: dict[str, Any]) -> Any:
-    from envsup.worker import Call
-
     return Call(0, -1, "reset", (), param)
 
 
@@ -614,7 +612,7 @@ def _factories(env_fn: Any) -> list[Callable[[], Any]]:
 
 
 def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
         raise ValueError(f"{name} must be a positive number, not {value!r}")
     return float(value)
 
@@ -631,6 +629,3 @@ def _warn_of_accelerators() -> None:
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and getattr(bridge, "_backends", None):
         logger.warning("JAX is initialised in this process and may hang after a fork: use mp_ctx='spawn'.")
-
-
-__all__ = ["EXTRA", "EnvSupervisor"]

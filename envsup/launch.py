@@ -1,7 +1,7 @@
 """Starts worker processes by fork, spawn or forkserver, watches how they end, and ends them with all they started.
 
-A worker is no daemon of ``multiprocessing``: its environment may have children.  It leads a process group of its own, so
-that it can be killed with them, and a pipe from the supervisor's process kills that group when this process is gone.
+A worker is no daemon of ``multiprocessing``: its environment may have children.  It leads a process group of its own,
+so that it can be killed with them, and a pipe from the supervisor's process kills that group when this one is gone.
 """
 
 from __future__ import annotations
@@ -231,13 +231,13 @@ def end_processes(processes: set[WorkerProcess], life_pipe: LifePipe, owner: int
     life_pipe.close()
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def get_mp_ctx() -> multiprocessing.context.BaseContext:
     """The default context of ``multiprocessing`` for workers: fork, or spawn on Windows."""
     return multiprocessing.get_context("spawn" if sys.platform == "win32" else "fork")
 
 
-def start_method_of(mp_ctx: Union[None, str, multiprocessing.context.BaseContext]) -> str:
+def start_method_of(mp_ctx: Union[str, multiprocessing.context.BaseContext, None]) -> str:
     """The start method that a context, or its name, stands for.
 
     Raises:
@@ -350,7 +350,7 @@ class _ForkServerWorker:
     def _bootstrap(self, parent_sentinel: Optional[int] = None) -> int:
         from multiprocessing import forkserver
 
-        fds = forkserver.get_inherited_fds()[-self._count :]  # type: ignore[attr-defined]
+        fds = (forkserver.get_inherited_fds() or [])[-self._count :]
         process = multiprocessing.get_context("fork").Process(target=run_spawned, args=(fds,))
         code: int = process._bootstrap(parent_sentinel)  # type: ignore[attr-defined]
         return code
@@ -476,5 +476,3 @@ def _die_with_parent(life_fd: int) -> None:
 def _watch_pipe(life_fd: int) -> None:
     os.read(life_fd, 1)
     os.killpg(os.getpgrp(), signal.SIGKILL)
-
-

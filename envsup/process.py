@@ -88,7 +88,7 @@ class ChildProcess(Child):
                 kind = arena.put_action(slot, proc_id, action)
             else:
                 kind = INT if type(action) is int and -(2**63) <= action < 2**63 else PICKLED
-            number = action if kind == INT or kind == INT64 else 0
+            number = action if kind in (INT, INT64) else 0
             if kind == PICKLED:
                 pickled.append(_pickle_action(action))
             RECORD.pack_into(frame, offset, index_of[proc_id], slot, kind, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
@@ -10,9 +9,10 @@ import numpy.typing as npt
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, REWARD_ARRAY, UNBUILT, Arena
 from envsup.child import BUILD_METHOD, Child, Request
+from envsup.errors import WorkerDied
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_reset, after_step
 from envsup.payload import RecvPayload, SendPayload
-from envsup.spaces import ABSENT, restore
+from envsup.spaces import ABSENT, Partial, restore
 from envsup.supervisor import Supervisor, Waiting
 
 COPY_SLOTS, VIEW_SLOTS = 2, 4
@@ -49,22 +49,22 @@ class EnvRecord:
     """
 
     __slots__ = (
-        "env_id",
-        "child",
+        "applied",
         "busy",
+        "child",
+        "deliver",
+        "env_id",
         "held",
+        "joiners",
+        "lost",
+        "new_seed",
+        "prepare_error",
         "ready_bit",
-        "tries",
         "recovering",
         "recovery",
-        "joiners",
-        "deliver",
         "retry",
+        "tries",
         "waiting_steps",
-        "lost",
-        "prepare_error",
-        "new_seed",
-        "applied",
     )
 
     def __init__(self, env_id: int, child: Child) -> None:
@@ -137,7 +137,7 @@ class RecoveringSupervisor(Supervisor):
 
         ``blocks`` are copies of the whole slot, if somebody made them.
         """
-        if slot < 0 or (rest is not ABSENT and not self._in_arena(rest)):
+        if slot < 0 or not (rest is ABSENT or isinstance(rest, Partial)):
             self._free_slot(env, slot)
             return rest
         arena, env_id = self._arena, env.env_id
@@ -154,9 +154,6 @@ class RecoveringSupervisor(Supervisor):
                 env.held |= bit
                 env.ready_bit = bit
         return restore(arena.layout.root, rest, arrays)
-
-    def _in_arena(self, rest: Any) -> bool:
-        return type(rest).__name__ == "Partial"
 
     # -- sending --
 
@@ -191,9 +188,7 @@ class RecoveringSupervisor(Supervisor):
         for env, action in held:
             self._hold_step(env, action, payload, owner)
 
-    def _hold_step(
-        self, env: EnvRecord, action: Any, payload: Optional[SendPayload], owner: Optional[Waiting]
-    ) -> None:
+    def _hold_step(self, env: EnvRecord, action: Any, payload: Optional[SendPayload], owner: Optional[Waiting]) -> None:
         """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
         if env.recovering and env.lost is None:
             env.waiting_steps.append((action, payload, owner))
@@ -232,9 +227,7 @@ class RecoveringSupervisor(Supervisor):
             owner.pending += 1
         return request
 
-    def _send_internal(
-        self, env: EnvRecord, method: str, args: list[Any], owner: Optional[Waiting]
-    ) -> None:
+    def _send_internal(self, env: EnvRecord, method: str, args: list[Any], owner: Optional[Waiting]) -> None:
         sent = SendPayload(env.env_id, f"{method} {env.env_id}", method, args=args)
         timeout = self._ask_timeout()
         if owner is not None and owner is not _SILENT:
@@ -262,7 +255,7 @@ class RecoveringSupervisor(Supervisor):
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         first = request.answered - len(statuses)
         for index, status in enumerate(statuses, first):
-            extra = None
+            extra: Any = None
             if status & EXTRA:
                 status, extra = next(extras)
             env = self._envs[request.proc_ids[index]]
@@ -364,7 +357,7 @@ class RecoveringSupervisor(Supervisor):
             return
         if status & FAILED:
             self._request_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
-        elif request.method == "reset" and request.slots[0] >= -1 and not _is_plain_call(request):
+        elif request.method == "reset":
             self._was_reset(env, request, ABSENT if status & OBS else data[0])
         elif request.owner is _SILENT:
             pass
@@ -397,7 +390,7 @@ class RecoveringSupervisor(Supervisor):
             waiting.pending -= 1
         deliver, env.deliver = env.deliver and not env.joiners, False
         env.joiners = []
-        env.recovering, env.recovery, env.lost = False, None, env.lost
+        env.recovering, env.recovery = False, None
         return deliver
 
     def _send_waiting_steps(self, env: EnvRecord) -> None:
@@ -526,8 +519,6 @@ class RecoveringSupervisor(Supervisor):
         self._renew_worker(child, env)
 
     def _renew_worker(self, child: Child, cause: EnvRecord) -> None:
-        from envsup.errors import WorkerDied
-
         name = child.describe()
         child.kill()
         lost = child.take_open()
@@ -594,10 +585,6 @@ class RecoveringSupervisor(Supervisor):
 
 _SILENT = Waiting()
 """Owner of the requests of a recovery: nobody is told of their replies."""
-
-
-def _is_plain_call(request: Request) -> bool:
-    return request.payload is not None and request.owner is not None and request.owner is not _SILENT
 
 
 def _event_of(payload: RecvPayload) -> Optional[Event]:

@@ -9,7 +9,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from typing import Any, Mapping, Optional, Union
+from typing import Any, Mapping, Optional, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,8 @@ class SharedMemory:
 
     def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], offset: int) -> Array:
         """A view of the memory from byte ``offset``."""
-        return np.ndarray(shape, dtype, self.map, offset)
+        view: Array = np.ndarray(shape, dtype, self.map, offset)
+        return view
 
 
 def _anonymous_file(size: int) -> int:
@@ -130,7 +131,9 @@ class ShmBufferContainer:
         self.buffer: Optional[ShmBuffer] = None
         if isinstance(shape, Mapping):
             self.buffers = {
-                key: ShmBufferContainer(dtype[key] if isinstance(dtype, Mapping) else dtype, sub, copy_on_get)
+                key: ShmBufferContainer(
+                    cast(Any, dtype)[key] if isinstance(dtype, Mapping) else dtype, sub, copy_on_get
+                )
                 for key, sub in shape.items()
             }
         else:

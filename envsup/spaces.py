@@ -34,7 +34,7 @@ Node = Union[Leaf, "dict[str, Node]", "list[Node]", None]
 
 @dataclass(frozen=True)
 class Layout:
-    """The leaves of a space, and the tree (dicts, lists for tuples, None for what has no array form) that holds them."""
+    """The leaves of a space, and the tree that holds them: dicts, lists for tuples, None for what has no array form."""
 
     root: Node
     leaves: tuple[Leaf, ...]

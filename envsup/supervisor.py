@@ -16,6 +16,7 @@ from collections import deque
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, ClassVar, Hashable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
+from envsup.arena import FAILED
 from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request, stop_all
 from envsup.errors import SupervisorClosed
 from envsup.inbox import Inbox, Key
@@ -28,7 +29,6 @@ from envsup.launch import (
     start_method_of,
     start_worker,
 )
-from envsup.arena import FAILED
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.poller import Poller, make_poller
 from envsup.process import ChildProcess
@@ -44,7 +44,7 @@ RemainPayloads = dict[Hashable, SendPayload]
 class Waiting:
     """A blocking call: how many replies it still waits for, and those that came."""
 
-    __slots__ = ("pending", "results", "error", "abandoned")
+    __slots__ = ("abandoned", "error", "pending", "results")
 
     def __init__(self) -> None:
         self.pending = 0
@@ -104,7 +104,7 @@ class Supervisor:
     }
 
     def __init__(
-        self, type_: Union[ChildType, str] = ChildType.PROCESS, mp_ctx: Union[None, str, BaseContext] = None
+        self, type_: Union[ChildType, str] = ChildType.PROCESS, mp_ctx: Union[str, BaseContext, None] = None
     ) -> None:
         self._type = ChildType(type_)
         self._start_method = start_method_of(mp_ctx)
@@ -141,7 +141,7 @@ class Supervisor:
         Arguments:
             init: a callable that makes the object, called in the worker whenever it starts; or the object itself.
             shm_buffer: given to ``shm_callback``.
-            shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before each reply is sent.
+            shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before a reply is sent.
         """
         hosted = Hosted(len(self._child_of), init, shm_buffer, shm_callback)
         self._add_child([hosted])
@@ -214,8 +214,8 @@ class Supervisor:
         """The replies to requests that were sent, in the order of the requests.
 
         Arguments:
-            callback: ``callback(recv_payload, remain_payloads)`` runs for each reply and may change it.  What it adds to
-                ``remain_payloads``, by req_id, is awaited too, and not returned.
+            callback: ``callback(recv_payload, remain_payloads)`` runs for each reply and may change it.  What it adds
+                to ``remain_payloads``, by req_id, is awaited too, and not returned.
             timeout: seconds for each request, None for no limit.
 
         Raises:
@@ -235,7 +235,7 @@ class Supervisor:
         return self._read_attribute([proc_id], key)[0]
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
-        """End the workers: ask them, wait up to ``timeout`` seconds (10 by default), then kill.  May be called twice."""
+        """End the workers: ask, wait up to ``timeout`` seconds (10 by default), then kill; may be called twice."""
         if self._running:
             self._running = False
             self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
@@ -504,7 +504,7 @@ class Supervisor:
             for payload in payloads:
                 child = self._child(payload.proc_id)
                 request = Request(
-                    str(getattr(payload.method, "value", payload.method)),
+                    f"call of {getattr(payload.method, 'value', payload.method)}",
                     (payload.proc_id,),
                     payload=payload,
                     owner=waiting,

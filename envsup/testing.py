@@ -185,8 +185,8 @@ class ScriptedEnv:
 
     Arguments:
         length: steps of an episode.
-        on_build, on_reset, on_close: a key of FAULTS, for what happens then.  ``on_reset`` may be a sequence: one key for
-            each reset, "ok" when it is used up.
+        on_build, on_reset, on_close: a key of FAULTS, for what happens then.  ``on_reset`` may be a sequence: one key
+            for each reset, "ok" when it is used up.
         gate: what the fault "hang" waits for.
         log: a file to which every call appends a line.
 

@@ -1,6 +1,6 @@
 """Workers that are threads of this process.
 
-A thread cannot be ended from outside: one that is stuck is abandoned, with all that it hosts, and its replies go nowhere.
+A thread cannot be ended from outside: one that is stuck is abandoned with what it hosts, and its replies go nowhere.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import numpy as np
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # treevalue registers itself with torch in an old way.
+    warnings.simplefilter("ignore", DeprecationWarning)  # treetensor imports numpy's private parts.
     import treetensor.numpy as tnp
     from treevalue.tree.common import create_storage
 
@@ -35,10 +36,9 @@ def timestep(obs: Any, reward: Any, done: Any, info: dict[Any, Any], env_id: int
 
 def abnormal(error: BaseException, env_id: int) -> Any:
     """The timestep of a step that failed."""
-    nothing = [_object_leaf(None) for _ in range(3)]
+    nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
     info = {"abnormal": np.array(True), "err": _object_leaf(error)}
-    parts = dict(zip(("obs", "reward", "done"), nothing))
-    return tnp.ndarray(create_storage({**parts, "info": create_storage(info), "env_id": np.array(env_id)}))
+    return tnp.ndarray(create_storage({**nothing, "info": create_storage(info), "env_id": np.array(env_id)}))
 
 
 def node(value: Any) -> Any:
@@ -117,7 +117,7 @@ def tree(value: Any) -> Any:
 
 
 def stack(observations: Sequence[Any]) -> Any:
-    """Observations of several environments in one: arrays or trees are stacked, what does not stack is an object array."""
+    """Observations in one array or tree; an object array if they do not stack."""
     if not observations:
         return tnp.array([])
     try:
