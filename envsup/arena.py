@@ -79,22 +79,29 @@ class Arena:
         """Views of the observation leaves of one environment in one slot."""
         return [block[slot, env_id, ...] for block in self.obs]
 
-    def put_action(self, slot: int, env_id: int, action: Any) -> int:
-        """Store ``action`` if it is what the space declares; returns how it is to be sent."""
-        kind = type(action)
-        if kind is int:
-            return INT if -(2**63) <= action < 2**63 else PICKLED
-        if kind is np.int64:
-            return INT64
-        leaf = self._shape.action
-        if leaf is None or kind is not np.ndarray or slot < 0 or not fits(action, leaf.dtype, leaf.shape):
-            return PICKLED
-        self.action[slot, env_id] = action  # type: ignore[index]
-        return ARRAY
+    def store_action(self, slot: int, env_id: int, action: Array) -> bool:
+        """Store an action if it is what the action space declares."""
+        block, leaf = self.action, self._shape.action
+        if block is None or leaf is None or slot < 0 or not fits(action, leaf.dtype, leaf.shape):
+            return False
+        block[slot, env_id] = action
+        return True
 
     def get_action(self, slot: int, env_id: int) -> Array:
         """A copy of a stored action: the environment may keep it."""
         return np.array(self.action[slot, env_id])  # type: ignore[index]
+
+
+def put_action(arena: Optional[Arena], slot: int, env_id: int, action: Any) -> int:
+    """How an action is to be sent; one that is to go by way of the arena has been stored there."""
+    kind = type(action)
+    if kind is int:
+        return INT if -(2**63) <= action < 2**63 else PICKLED
+    if kind is np.int64:
+        return INT64
+    if kind is np.ndarray and arena is not None and arena.store_action(slot, env_id, action):
+        return ARRAY
+    return PICKLED
 
 
 class ArenaWriter:
@@ -106,7 +113,8 @@ class ArenaWriter:
         self._root = arena.layout.root
         self._rows = [arena.rows(slot, env_id) for slot in range(arena.slots)]
         leaf = arena.single_leaf
-        self._leaf = None if leaf is None else (leaf.dtype, leaf.shape)
+        self._dtype: Optional[np.dtype[Any]] = leaf.dtype if leaf else None
+        self._dims: Optional[tuple[int, ...]] = leaf.shape if leaf else None
         self._cells = arena.reward_cell[:, env_id]
         reward = arena.reward
         self._rewards = None if reward is None else [reward[slot, env_id, ...] for slot in range(arena.slots)]
@@ -114,7 +122,7 @@ class ArenaWriter:
 
     def observation(self, slot: int, obs: Any) -> Any:
         """Store an observation; returns what of it has to go by message, ABSENT if nothing."""
-        if type(obs) is np.ndarray and self._leaf == (obs.dtype, obs.shape):
+        if type(obs) is np.ndarray and obs.shape == self._dims and obs.dtype == self._dtype:
             self._rows[slot][0][...] = obs
             return ...
         return strip(self._root, obs, self._rows[slot])

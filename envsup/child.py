@@ -34,7 +34,8 @@ class Request:
         answered: how many of proc_ids have been answered.
         expired: whether it was given up; its reply is dropped.
         sent_at: when it was sent, on the supervisor's clock.
-        too_late: whether the worker had already ended when it was sent.
+        too_late: whether the worker had already ended when it was sent, or had ended before it read it.
+        starts_at: how much the worker had been sent before, in bytes.
     """
 
     __slots__ = (
@@ -48,6 +49,7 @@ class Request:
         "sent_at",
         "seq",
         "slots",
+        "starts_at",
         "timeout",
         "too_late",
     )
@@ -73,12 +75,16 @@ class Request:
         self.seq = 0
         self.sent_at = 0.0
         self.too_late = False
+        self.starts_at = 0
 
 
 class Listener(Protocol):
     """Who is told of what comes from the workers."""
 
     clock: Callable[[], float]
+
+    def on_step(self, child: "Child", request: Request, status: int) -> None:
+        """The next step of a request is answered, and all of its timestep is in the arena."""
 
     def on_steps(self, child: "Child", request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         """The next ``len(statuses)`` steps of a request are answered."""
@@ -261,7 +267,8 @@ class Child(ABC):
         request.sent_at = self.listener.clock()
         opened = self.open
         if not opened:
-            self._start_clock(request)
+            if request.timeout is not None:
+                self._start_clock(request)
         elif opened[-1].expired:
             self._start_clock(request, opened[-1])
         opened.append(request)
@@ -270,7 +277,7 @@ class Child(ABC):
         """The worker could begin now; or it is stuck, and has this one's time, or the other's, to come back."""
         timeout = request.timeout
         if timeout is None and stuck_behind is not None:
-            timeout = stuck_behind.timeout
+            timeout = request.timeout = stuck_behind.timeout
         if timeout is not None:
             request.deadline = self.listener.clock() + timeout
             self.listener.on_deadline(request.deadline)
@@ -279,6 +286,9 @@ class Child(ABC):
         """Note that the oldest open request has been answered, or ``count`` steps of it."""
         request = self.open[0]
         request.answered += count
+        if len(self.open) == 1 and request.answered == len(request.proc_ids):
+            self.open.clear()
+            return request
         if request.answered < len(request.proc_ids):
             if request.deadline is not None and not request.expired:
                 self._start_clock(request)

@@ -21,7 +21,7 @@ from envsup.payload import ChildType, RecvPayload, SendPayload
 from envsup.recovery import COPY_SLOTS, VIEW_SLOTS, RecoveringSupervisor
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, Waiting, _data_of
-from envsup.worker import Call, method_hint
+from envsup.worker import Call, Hosted, method_hint
 
 logger = logging.getLogger("envsup")
 
@@ -51,6 +51,7 @@ class EnvSupervisor(RecoveringSupervisor):
             until the next request that you make for its environment (processes with shared memory only).
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
         launch_timeout: seconds that building an environment may take, None for no limit.
+        envs_per_child: how many environments share a worker, which steps them one after the other.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -74,6 +75,7 @@ class EnvSupervisor(RecoveringSupervisor):
         *,
         mp_ctx: Union[str, BaseContext, None] = None,
         launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
+        envs_per_child: int = 1,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -94,12 +96,15 @@ class EnvSupervisor(RecoveringSupervisor):
         self._step_timeout = _timeout("step_timeout", step_timeout)
         self._launch_timeout = _timeout("launch_timeout", launch_timeout)
         self._retry_waiting_time = _timeout("retry_waiting_time", retry_waiting_time or None)
+        self._envs_per_child = _count("envs_per_child", envs_per_child)
         self._env_fn = _factories(env_fn)
         self._arena = None
         self._create_env_ref()
-        for env_id, factory in enumerate(self._env_fn):
-            self.register(EnvironmentFactory(factory, env_id))
+        hosted = [Hosted(i, EnvironmentFactory(factory, i)) for i, factory in enumerate(self._env_fn)]
+        for first in range(0, len(hosted), self._envs_per_child):
+            self._add_child(hosted[first : first + self._envs_per_child])
         self._forget_environments()
+        self._maker = self._timesteps()
 
     def _create_env_ref(self) -> None:
         """Build one environment here to learn the spaces.  Many define them when they are made, some when reset."""
@@ -148,7 +153,7 @@ class EnvSupervisor(RecoveringSupervisor):
         array where shapes differ.
         """
         with self._lock:
-            return self._timesteps().stack([self._ready_obs[i] for i in self.ready_obs_id])
+            return self._maker.stack([self._ready_obs[i] for i in self.ready_obs_id])
 
     @property
     def ready_obs_id(self) -> list[int]:
@@ -256,7 +261,6 @@ class EnvSupervisor(RecoveringSupervisor):
         if reset_param is not None:
             assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
         params = self._reset_params(reset_param)
-        self._maker = self._timesteps()
         if self._type is ChildType.PROCESS and self._start_method == "fork":
             _warn_of_accelerators()
         self.start_link()
@@ -269,8 +273,10 @@ class EnvSupervisor(RecoveringSupervisor):
                     self._send_reset(env, owner)
                 if owner is not None:
                     self._wait_for(owner)
-        except BaseException:
+        except BaseException as error:
             self.shutdown(DEFAULT_CLOSE_TIMEOUT)
+            if owner is not None and owner.error is not None and isinstance(error, RuntimeError):
+                raise owner.error
             raise
         if owner is not None and owner.error is not None:
             self.shutdown(DEFAULT_CLOSE_TIMEOUT)
@@ -279,7 +285,6 @@ class EnvSupervisor(RecoveringSupervisor):
     def start_link(self) -> None:
         if self._running:
             return
-        self._maker = self._timesteps()
         self._arena = self._make_arena() if self._shared_memory else None
         for child in self._children:
             child.arena = self._arena
@@ -525,6 +530,8 @@ class EnvSupervisor(RecoveringSupervisor):
         if not child.alive:
             env = self._envs[child.proc_ids[0]]
             if not env.recovering:
+                if self._env_states.get(env.env_id) is EnvState.RUN:
+                    env.lost = env.lost or self._deaths.get(env.env_id)
                 env.recovering = True
                 self._renew(env)
             elif env.retry is not None:
@@ -617,6 +624,12 @@ def _positive(name: str, value: Any) -> float:
     return float(value)
 
 
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise ValueError(f"{name} must be a positive int, not {value!r}")
+    return int(value)
+
+
 def _timeout(name: str, value: Any) -> Optional[float]:
     return None if value is None or value == math.inf else _positive(name, value)
 
@@ -624,7 +637,7 @@ def _timeout(name: str, value: Any) -> Optional[float]:
 def _warn_of_accelerators() -> None:
     """A forked process cannot use CUDA or JAX where its parent has started them."""
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
         logger.warning("CUDA is initialised in this process and does not survive a fork: use mp_ctx='spawn'.")
     bridge = sys.modules.get("jax._src.xla_bridge")
     if bridge is not None and getattr(bridge, "_backends", None):

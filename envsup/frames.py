@@ -14,9 +14,11 @@ HEADER = struct.Struct("<BBHIQ")
 RECORD = struct.Struct("<HbBq")
 """One step: index of the environment in its worker, slot (negative: none), kind of the action, its value if an int."""
 
-SEQUENCE = struct.Struct("<I")
-SEQUENCE_OFFSET = 4
-"""Where the sequence number stands in a header."""
+ONE_STEP = struct.Struct("<BBHIQHbBq")
+"""A whole request for one step: header and record."""
+
+ONE_STATUS = struct.Struct("<BBHIQB")
+"""A whole reply to one step with nothing but its status: header and status byte."""
 
 EXTRA_LENGTH = struct.Struct("<Q")
 

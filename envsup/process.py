@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import signal
+import sys
+import termios
 from multiprocessing.connection import wait
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
-from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED
+from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -18,10 +21,10 @@ from envsup.frames import (
     EXTRA_LENGTH,
     HEADER,
     HEADER_SIZE,
+    ONE_STATUS,
+    ONE_STEP,
     RECORD,
     RECORD_SIZE,
-    SEQUENCE,
-    SEQUENCE_OFFSET,
     STEP,
     STOP,
 )
@@ -32,6 +35,14 @@ _READ_SIZE = 8192
 _LONG_READ_SIZE = 1 << 20
 
 
+class _Steps(NamedTuple):
+    """Steps ready for sending: records, the actions that fit into none, flags."""
+
+    records: list[tuple[int, int, int, int]]
+    tail: bytes
+    flags: int
+
+
 class ChildProcess(Child):
     """A worker process."""
 
@@ -40,6 +51,7 @@ class ChildProcess(Child):
         self._process: Optional[WorkerProcess] = None
         self._buffer = bytearray()
         self._outbox = bytearray()
+        self._posted = 0
         self._closing = False
 
     @property
@@ -53,6 +65,7 @@ class ChildProcess(Child):
     def _start(self) -> None:
         process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life))
         self._process = process
+        self._posted = 0
         self._closing = False
         self.listener.handle(process.reply_fd, self.receive)
         if process.exit_fd >= 0:
@@ -67,39 +80,32 @@ class ChildProcess(Child):
             raise TypeError(f"the arguments of {call.method} cannot be pickled: {error}") from error
 
     def _post_call(self, request: Request, packed: bytes) -> None:
+        request.starts_at = self._posted
         self._post(HEADER.pack(CALL, 0, 0, request.seq, len(packed)) + packed)
 
     def _post_build(self, request: Request, local: int) -> None:
         self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
 
-    def _post_steps(self, request: Request, packed: bytearray) -> None:
-        SEQUENCE.pack_into(packed, SEQUENCE_OFFSET, request.seq)
-        self._post(packed)
-
-    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> bytearray:
-        arena = self.arena
-        proc_ids, slots, index_of = request.proc_ids, request.slots, self._locals
-        count = len(proc_ids)
-        frame = bytearray(HEADER_SIZE + count * RECORD_SIZE)
-        pickled: list[bytes] = []
-        offset = HEADER_SIZE
-        for proc_id, slot, action in zip(proc_ids, slots, actions):
-            if arena is not None:
-                kind = arena.put_action(slot, proc_id, action)
-            else:
-                kind = INT if type(action) is int and -(2**63) <= action < 2**63 else PICKLED
-            number = action if kind in (INT, INT64) else 0
+    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> _Steps:
+        arena, index_of = self.arena, self._locals
+        records, pickled = [], []
+        for proc_id, slot, action in zip(request.proc_ids, request.slots, actions):
+            kind = put_action(arena, slot, proc_id, action)
             if kind == PICKLED:
                 pickled.append(_pickle_action(action))
-            RECORD.pack_into(frame, offset, index_of[proc_id], slot, kind, number)
-            offset += RECORD_SIZE
-        if pickled:
-            frame += pickle.dumps(pickled)
-        HEADER.pack_into(frame, 0, STEP, EAGER if eager else 0, count, 0, len(frame) - HEADER_SIZE)
-        return frame
+            records.append((index_of[proc_id], slot, kind, action if kind in (INT, INT64) else 0))
+        return _Steps(records, pickle.dumps(pickled) if pickled else b"", EAGER if eager else 0)
+
+    def _post_steps(self, request: Request, packed: _Steps) -> None:
+        records, tail, flags = packed
+        if len(records) == 1 and not tail:
+            return self._post(ONE_STEP.pack(STEP, flags, 1, request.seq, RECORD_SIZE, *records[0]))
+        body = b"".join([RECORD.pack(*record) for record in records]) + tail
+        self._post(HEADER.pack(STEP, flags, len(records), request.seq, len(body)) + body)
 
     def _post(self, frame: bytes | bytearray) -> None:
         process = self._process
+        self._posted += len(frame)
         if process is None or self._outbox:
             self._outbox += frame
             return
@@ -115,6 +121,7 @@ class ChildProcess(Child):
         except BlockingIOError:
             return 0
         except OSError:
+            self._posted -= len(data)
             return len(data)  # The worker is gone: that it ended is noticed, and reported, elsewhere.
 
     def _flush(self) -> None:
@@ -138,10 +145,20 @@ class ChildProcess(Child):
         elif self._buffer:
             self._buffer += data
             self._parse_buffer()
-        else:
+        elif len(data) != ONE_STATUS.size or not self._parse_status(data):
             end = self._parse(data)
             if end < len(data):
                 self._buffer += data[end:]
+
+    def _parse_status(self, data: bytes) -> bool:
+        """Report ``data`` if it is what the reply to one step nearly always is: a header and a status byte."""
+        kind, _, _, seq, length, status = ONE_STATUS.unpack(data)
+        if kind != STEP or length != 1 or not self.open or self.open[0].seq != seq:
+            return False
+        request = self.answer()
+        if not request.expired:
+            self.listener.on_step(self, request, status)
+        return True
 
     def _parse_buffer(self) -> None:
         if len(self._buffer) >= HEADER_SIZE:
@@ -204,6 +221,7 @@ class ChildProcess(Child):
         self._drain(process)
         if self._process is not process:
             return
+        self._note_unread(process)
         self._release()
         self._report_loss(f"{self._name(process)} {process.ending()}", process)
 
@@ -218,6 +236,16 @@ class ChildProcess(Child):
                 return
             self._buffer += data
             self._parse_buffer()
+
+    def _note_unread(self, process: WorkerProcess) -> None:
+        """A request that the ended worker never read did not end it."""
+        unread = len(self._outbox)
+        try:
+            unread += int.from_bytes(fcntl.ioctl(process.request_fd, termios.FIONREAD, bytes(4)), sys.byteorder)
+        except OSError:
+            pass
+        for request in self.open:
+            request.too_late = request.too_late or 0 < request.starts_at >= self._posted - unread
 
     def _report_loss(self, message: str, process: Optional[WorkerProcess]) -> None:
         lost = self.take_open()

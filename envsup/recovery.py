@@ -77,7 +77,7 @@ class EnvRecord:
         self.joiners: list[Waiting] = []
         self.deliver = False
         self.retry: Optional[tuple[float, Action]] = None
-        self.waiting_steps: list[tuple[Any, Optional[SendPayload], Optional[Waiting]]] = []
+        self.waiting_steps: list[tuple[Request, Any]] = []
         self.lost: Optional[Exception] = None
         self.prepare_error: Optional[Exception] = None
         self.new_seed = False
@@ -164,44 +164,80 @@ class RecoveringSupervisor(Supervisor):
         payload: Optional[SendPayload] = None,
     ) -> None:
         """Send one step for each environment; raises before anything is sent if an action cannot be."""
-        envs, held = self._envs, []
+        held: list[tuple[EnvRecord, Request, Any]] = []
         packed: list[tuple[Child, Request, Any]] = []
         timeout = self._step_timeout
+        eager = owner is None or timeout is not None
+        batches, waiting = self._batches(actions, grouped=timeout is None)
         try:
-            for env_id, action in actions.items():
-                env = envs[env_id]
-                if env.recovering or env.lost is not None or not env.child.alive:
-                    held.append((env, action))
-                    continue
-                slot = self._take_slot(env, False, True)
-                request = Request("step", (env_id,), (slot,), payload, owner, timeout)
-                packed.append((env.child, request, None))
-                packed[-1] = (env.child, request, env.child.pack_steps(request, (action,), True))
+            for child, ids, slots in batches:
+                request = Request("step", ids, slots, payload, owner, timeout)
+                packed.append((child, request, child.pack_steps(request, [actions[i] for i in ids], eager)))
+            for env in waiting:
+                request = Request("step", (env.env_id,), (-1,), payload, owner, timeout)
+                held.append((env, request, env.child.pack_steps(request, (actions[env.env_id],), True)))
         except BaseException:
-            for _, request, _ in packed:
-                self._free_slot(envs[request.proc_ids[0]], request.slots[0])
+            for _, ids, slots in batches:
+                for env_id, slot in zip(ids, slots):
+                    self._free_slot(self._envs[env_id], slot)
             raise
         if owner is not None:
             owner.pending += len(actions)
-        for child, request, frame in packed:
-            child.send_steps(request, frame)
-        for env, action in held:
-            self._hold_step(env, action, payload, owner)
+        for child, request, steps in packed:
+            child.send_steps(request, steps)
+        for env, request, steps in held:
+            self._hold_step(env, request, steps)
 
-    def _hold_step(self, env: EnvRecord, action: Any, payload: Optional[SendPayload], owner: Optional[Waiting]) -> None:
+    def _batches(
+        self, actions: Mapping[int, Any], grouped: bool
+    ) -> tuple[list[tuple[Child, list[int], list[int]]], list[EnvRecord]]:
+        """The steps that are to be sent, (worker, environments, slots), and the environments that cannot take one now.
+
+        A worker that hosts several environments gets one request for all of them if ``grouped``: then its reply is one.
+        """
+        batches: list[tuple[Child, list[int], list[int]]] = []
+        waiting: list[EnvRecord] = []
+        of_child: dict[Child, tuple[list[int], list[int]]] = {}
+        for env_id in actions:
+            env = self._envs[env_id]
+            child = env.child
+            if env.recovering or env.lost is not None or not child.alive:
+                waiting.append(env)
+                continue
+            slot = self._take_slot(env, False, True)
+            if grouped and len(child.hosted) > 1:
+                batch = of_child.get(child)
+                if batch is not None:
+                    batch[0].append(env_id)
+                    batch[1].append(slot)
+                    continue
+                batch = of_child[child] = [env_id], [slot]
+                batches.append((child, *batch))
+            else:
+                batches.append((child, [env_id], [slot]))
+        return batches, waiting
+
+    def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
         """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
         if env.recovering and env.lost is None:
-            env.waiting_steps.append((action, payload, owner))
+            env.waiting_steps.append((request, steps))
             return
-        error = env.lost or self._deaths.get(env.env_id) or RuntimeError(f"{env.child.name()} is not running")
+        error = env.lost or self._deaths.get(env.env_id) or WorkerDied(f"{env.child.name()} is not running")
         env.lost = None
         self._deaths.pop(env.env_id, None)
-        renewed = env.child.alive
-        self._deliver_failed_step(env, Request("step", (env.env_id,), (-1,), payload, owner), error)
-        if not renewed:
-            self._recover(env, owner, Action.RENEW)
-        elif not env.recovering:
-            self._env_states[env.env_id] = EnvState.RUN
+        self._deliver_failed_step(env, request, error)
+        if env.recovering or not env.child.alive:
+            self._recover(env, request.owner, Action.RENEW)
+        else:
+            self._show_new_episode(env, request.owner)
+
+    def _show_new_episode(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        """The environment has been reset already, when it was renewed with others of its worker."""
+        if owner is None:
+            obs = self._ready_obs.get(env.env_id)
+            self._deliver(Request("reset", (env.env_id,)), obs, Event.STARTED, observation=obs)
+        else:
+            self._set_state(env, Event.STARTED)
 
     def _send_reset(
         self,
@@ -251,6 +287,10 @@ class RecoveringSupervisor(Supervisor):
         return self._reset_timeout if self._reset_timeout is not None else self._step_timeout
 
     # -- replies --
+
+    def on_step(self, child: Child, request: Request, status: int) -> None:
+        index = request.answered - 1
+        self._stepped(self._envs[request.proc_ids[index]], request, request.slots[index], status, None)
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         first = request.answered - len(statuses)
@@ -306,7 +346,8 @@ class RecoveringSupervisor(Supervisor):
     def _apply_step(self, env: EnvRecord, slot: int, status: int, extra: Any) -> None:
         """A step whose caller has gone away: only its effect on the state remains."""
         obs = self._parts(env, slot, status, extra)[0]
-        self._ready_obs[env.env_id] = self._maker.tree(obs)
+        if not (status & DONE and self._env_states.get(env.env_id) is EnvState.RUN):  # Else a reset came after it.
+            self._ready_obs[env.env_id] = self._maker.tree(obs)
 
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
         obs, reward, done, info = self._parts(env, slot, status, extra)
@@ -396,11 +437,9 @@ class RecoveringSupervisor(Supervisor):
     def _send_waiting_steps(self, env: EnvRecord) -> None:
         if env.recovering:
             return
-        steps, env.waiting_steps = env.waiting_steps, []
-        for action, payload, owner in steps:
-            self._send_steps({env.env_id: action}, owner, payload)
-            if owner is not None:
-                owner.pending -= 1  # It was counted when it was held.
+        waiting, env.waiting_steps = env.waiting_steps, []
+        for request, steps in waiting:
+            env.child.send_steps(request, steps)
 
     # -- failures --
 
@@ -429,8 +468,7 @@ class RecoveringSupervisor(Supervisor):
             self._deliver(request, None, Event.FAILED, error=error)
 
     def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
-        for slot in request.slots:
-            self._free_slot(env, slot)
+        self._free_slot(env, request.slots[request.proc_ids.index(env.env_id)])
         self._deliver_failed_step(env, request, error)
         self._recover(env, request.owner, after_step(self._policy, False, 0, failure))
 
@@ -494,6 +532,8 @@ class RecoveringSupervisor(Supervisor):
 
     def _give_up(self, env: EnvRecord, error: Exception) -> None:
         env.recovering = True  # Nothing more is sent to it.
+        if any(request.expired for request in env.child.open):
+            env.child.kill()  # It is stuck: closing need not wait for it.
         if self._fatal is None:
             self._fatal = RuntimeError(
                 f"environment {env.env_id} could not be reset: max_try ({self._policy.max_try}) was reached, "
@@ -522,7 +562,9 @@ class RecoveringSupervisor(Supervisor):
         name = child.describe()
         child.kill()
         lost = child.take_open()
-        error = WorkerDied(f"{name} was ended, to be built anew for environment {cause.env_id}", child.proc_ids)
+        error = self._deaths.get(cause.env_id) or WorkerDied(
+            f"{name} was ended, to be built anew for environment {cause.env_id}", child.proc_ids
+        )
         to_reset = self._affected(child, cause, lost, error)
         try:
             child.start()

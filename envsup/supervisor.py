@@ -87,6 +87,9 @@ class Doorbell:
             os.close(self._write_end)
             self.fd = self._write_end = -1
 
+    def __del__(self) -> None:
+        self.close_descriptors()  # Of a supervisor that nobody closed.
+
 
 class Supervisor:
     """Keeps objects in workers of one kind and exchanges requests and replies with them.
@@ -342,6 +345,9 @@ class Supervisor:
             self._next_check = when
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
+
+    def on_step(self, child: Child, request: Request, status: int) -> None:
+        raise NotImplementedError("only environments are stepped")
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         raise NotImplementedError("only environments are stepped")

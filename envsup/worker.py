@@ -35,10 +35,10 @@ from envsup.frames import (
     EXTRA_LENGTH,
     HEADER,
     HEADER_SIZE,
+    ONE_STATUS,
     RECORD,
     RECORD_SIZE,
     STEP,
-    STOP,
 )
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
@@ -258,21 +258,21 @@ class PipeServer:
             if frame is None:
                 return
             kind, flags, count, seq, body = frame
-            if kind == STOP:
-                if count == CLOSE_ALL:
-                    self._host.close()
-                return
             if kind == STEP:
                 self._step(flags, count, seq, body)
             elif kind == CALL:
                 self._call(seq, body)
-            else:
+            elif kind == BUILD:
                 self._build(count, seq)
+            else:
+                if count == CLOSE_ALL:
+                    self._host.close()
+                return
 
     def _receive(self) -> Optional[tuple[int, int, int, int, bytes]]:
         buffer = self._buffer or os.read(self._request_fd, READ_SIZE)
         while len(buffer) < HEADER_SIZE:
-            buffer = self._more(buffer)
+            buffer = self._more(buffer) if buffer else b""
             if not buffer:
                 return None
         kind, flags, count, seq, length = HEADER.unpack_from(buffer)
@@ -326,11 +326,12 @@ class PipeServer:
         self._send(HEADER.pack(CALL, status, 0, seq, len(reply)) + reply)
 
     def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
-        statuses, extras = [], []
-        tail = count * RECORD_SIZE
+        statuses: list[int] = []
+        extras: list[bytes] = []
         pickled: Any = None
-        for index in range(count):
-            local, slot, kind, number = RECORD.unpack_from(body, index * RECORD_SIZE)
+        step = self._host.step
+        for offset in range(0, count * RECORD_SIZE, RECORD_SIZE):
+            local, slot, kind, number = RECORD.unpack_from(body, offset)
             if kind == INT:
                 action: Any = number
             elif kind == INT64:
@@ -339,13 +340,12 @@ class PipeServer:
                 assert self.arena is not None
                 action = self.arena.get_action(slot, self._host.hosted[local].proc_id)
             else:
-                if pickled is None:
-                    pickled = _load_actions(body[tail:])
+                pickled = pickled or _load_actions(body[count * RECORD_SIZE :])
                 action = next(pickled)
-            if isinstance(action, _BadAction):
+            if type(action) is _BadAction:
                 status, extra = FAILED | EXTRA, action.reason
             else:
-                status, extra = self._host.step(local, slot, action)
+                status, extra = step(local, slot, action)
             if status & EXTRA:
                 status, data = dump_reply(status, extra, "step")
                 extras.append(EXTRA_LENGTH.pack(len(data)))
@@ -359,6 +359,8 @@ class PipeServer:
             self._answer(seq, statuses, extras)
 
     def _answer(self, seq: int, statuses: list[int], extras: list[bytes]) -> None:
+        if len(statuses) == 1 and not extras:
+            return self._send(ONE_STATUS.pack(STEP, 0, 1, seq, 1, statuses[0]))
         body = bytes(statuses)
         if extras:
             body += b"".join(extras)
@@ -373,8 +375,9 @@ def _load_actions(data: bytes) -> Any:
     """The actions that were pickled one by one; each that cannot be rebuilt fails its own step."""
     for pickled in pickle.loads(data):
         try:
-            yield pickle.loads(pickled)
+            action = pickle.loads(pickled)
         except BaseException as error:
             reason = TypeError(f"the action cannot be unpickled in the worker: {type(error).__name__}: {error}")
             reason.__cause__ = error
-            yield _BadAction(reason)
+            action = _BadAction(reason)
+        yield action
