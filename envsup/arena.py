@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envsup.shm import SharedMemory
-from envsup.spaces import Layout, Leaf, fits, strip
+from envsup.spaces import Layout, Leaf, assemble, fits, strip
 
 Array = npt.NDArray[Any]
 
@@ -90,6 +90,27 @@ class Arena:
     def get_action(self, slot: int, env_id: int) -> Array:
         """A copy of a stored action: the environment may keep it."""
         return np.array(self.action[slot, env_id])  # type: ignore[index]
+
+
+class SlotCopy:
+    """A copy of one slot of all environments."""
+
+    def __init__(self, arena: Arena, slot: int) -> None:
+        self._root = arena.layout.root
+        self._obs = [block[slot].copy() for block in arena.obs]
+        self._first = self._obs[0] if arena.single_leaf is not None else None
+        self._cells = arena.reward_cell[slot].copy()
+        self._rewards = None if arena.reward is None else arena.reward[slot].copy()
+
+    def parts(self, env_id: int, status: int) -> tuple[Any, Array]:
+        """(observation, reward) of an environment whose timestep is all in the arena."""
+        if self._first is not None:
+            obs: Any = self._first[env_id, ...]
+        else:
+            obs = assemble(self._root, [block[env_id, ...] for block in self._obs])
+        if status & REWARD_ARRAY and self._rewards is not None:
+            return obs, self._rewards[env_id, ...]
+        return obs, self._cells[env_id, ...]
 
 
 def put_action(arena: Optional[Arena], slot: int, env_id: int, action: Any) -> int:

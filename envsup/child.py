@@ -34,8 +34,7 @@ class Request:
         answered: how many of proc_ids have been answered.
         expired: whether it was given up; its reply is dropped.
         sent_at: when it was sent, on the supervisor's clock.
-        too_late: whether the worker had already ended when it was sent, or had ended before it read it.
-        starts_at: how much the worker had been sent before, in bytes.
+        too_late: whether the worker had already ended when it was sent.
     """
 
     __slots__ = (
@@ -49,7 +48,6 @@ class Request:
         "sent_at",
         "seq",
         "slots",
-        "starts_at",
         "timeout",
         "too_late",
     )
@@ -75,7 +73,6 @@ class Request:
         self.seq = 0
         self.sent_at = 0.0
         self.too_late = False
-        self.starts_at = 0
 
 
 class Listener(Protocol):
@@ -193,6 +190,10 @@ class Child(ABC):
     @abstractmethod
     def ended(self) -> bool:
         """Whether the worker has ended, reported or not."""
+
+    @abstractmethod
+    def doomed(self) -> bool:
+        """The same, but if something has killed the worker and it is about to end, wait until it has."""
 
     @abstractmethod
     def kill(self) -> None:

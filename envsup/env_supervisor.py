@@ -13,7 +13,7 @@ from collections.abc import Mapping as MappingABC
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
 
-from envsup.arena import DONE, Arena, ArenaShape
+from envsup.arena import DONE, Arena, ArenaShape, SlotCopy
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.envs import EnvironmentFactory, read_attribute
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -217,7 +217,9 @@ class EnvSupervisor(RecoveringSupervisor):
         """
         seeds = self._seeds(seed)
         with self._lock:
-            self._env_seed, self._env_dynamic_seed = seeds, dynamic_seed
+            # The seeds of others stay in force: a worker that is renewed gets its seed again.
+            self._env_seed = {**self._env_seed, **seeds} if self._running else seeds
+            self._env_dynamic_seed = dynamic_seed
             if self._running:
                 for env_id in seeds:
                     self._envs[env_id].new_seed = True
@@ -274,7 +276,7 @@ class EnvSupervisor(RecoveringSupervisor):
                 if owner is not None:
                     self._wait_for(owner)
         except BaseException as error:
-            self.shutdown(DEFAULT_CLOSE_TIMEOUT)
+            self.shutdown(DEFAULT_CLOSE_TIMEOUT if isinstance(error, Exception) else 1.0)  # Ctrl-C is in a hurry.
             if owner is not None and owner.error is not None and isinstance(error, RuntimeError):
                 raise owner.error
             raise
@@ -333,7 +335,7 @@ class EnvSupervisor(RecoveringSupervisor):
             logger.warning("Environment %s saves a replay and has not finished its episode: not reset.", env_id)
             return
         env.lost = None
-        if env.child.alive and env.child.ended():
+        if env.child.alive and env.child.doomed():
             env.child.check()
             env.lost = None
         if env.recovering and (env.retry is not None or not env.child.alive):
@@ -418,30 +420,33 @@ class EnvSupervisor(RecoveringSupervisor):
 
     def _collect(self, actions: Iterable[int], owner: Waiting) -> list[Any]:
         """The timesteps of a blocking step, in the order of its actions."""
-        maker, envs, states, ready = self._maker, self._envs, self._env_states, self._ready_obs
-        blocks, rewards = self._copy_slot(owner)
+        maker, states, ready = self._maker, self._env_states, self._ready_obs
+        whole = self._copy_slot(owner)
         timesteps = []
         for env_id in actions:
             result = owner.results[env_id]
-            if not isinstance(result, tuple):
+            if type(result) is not tuple:
                 timesteps.append(maker.abnormal(result, env_id))
                 continue
             slot, status, extra = result
-            whole = (blocks, rewards) if slot == 0 else (None, None)
-            obs, reward, done, info = self._parts(envs[env_id], slot, status, extra, *whole)
-            timestep = maker.timestep(obs, reward, done, info, env_id)
+            if slot == 0 and whole is not None and extra is None:
+                obs, reward = whole.parts(env_id, status)
+                self._envs[env_id].busy &= ~1
+                done, info = status & DONE == DONE, None
+            else:
+                obs, reward, done, info = self._parts(self._envs[env_id], slot, status, extra)
+            timestep, obs = maker.timestep(obs, reward, done, info, env_id)
             timesteps.append(timestep)
-            if not (status & DONE and states.get(env_id) is EnvState.RUN):
-                ready[env_id] = timestep.obs
+            if not status & DONE or states.get(env_id) is not EnvState.RUN:
+                ready[env_id] = obs
         return timesteps
 
-    def _copy_slot(self, owner: Waiting) -> tuple[Any, Any]:
-        """One copy of what all environments wrote into the first slot, rather than one of each."""
+    def _copy_slot(self, owner: Waiting) -> Optional[SlotCopy]:
+        """One copy of what all environments wrote into the first slot, rather than one of each, where most did."""
         arena = self._arena
         if arena is None or not self._copy_on_get or 2 * len(owner.results) < self.env_num:
-            return None, None
-        rewards = arena.reward_cell[0].copy(), None if arena.reward is None else arena.reward[0].copy()
-        return [block[0].copy() for block in arena.obs], rewards
+            return None
+        return SlotCopy(arena, 0)
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.

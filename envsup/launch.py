@@ -37,6 +37,11 @@ _SPAWNED = (
 )
 
 
+# Where /proc/PID/stat has the flags of the process and its pending signals, counted from behind its name.
+_STAT_FLAGS, _STAT_PENDING = 6, 28
+_EXITING = 0x4 | 0x400  # PF_EXITING, PF_SIGNALED
+
+
 class WorkerSpec(NamedTuple):
     """What a worker process is to host; ``life`` counts its starts."""
 
@@ -129,6 +134,19 @@ class WorkerProcess:
         else:
             self._ended = self._ask_kernel()
         return self._ended
+
+    def is_dying(self) -> bool:
+        """Whether the process has been killed and has not ended yet; if so, wait until it has (Linux only)."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            return False
+        dying = int(fields[_STAT_FLAGS]) & _EXITING or int(fields[_STAT_PENDING]) >> (signal.SIGKILL - 1) & 1
+        if not dying or self.exit_fd < 0:
+            return False
+        wait([self.exit_fd], 1.0)
+        return self.has_ended()
 
     def _ask_kernel(self) -> bool:
         try:

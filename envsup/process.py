@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import pickle
 import signal
-import sys
-import termios
 from multiprocessing.connection import wait
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
@@ -51,7 +48,6 @@ class ChildProcess(Child):
         self._process: Optional[WorkerProcess] = None
         self._buffer = bytearray()
         self._outbox = bytearray()
-        self._posted = 0
         self._closing = False
 
     @property
@@ -65,7 +61,6 @@ class ChildProcess(Child):
     def _start(self) -> None:
         process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life))
         self._process = process
-        self._posted = 0
         self._closing = False
         self.listener.handle(process.reply_fd, self.receive)
         if process.exit_fd >= 0:
@@ -80,7 +75,6 @@ class ChildProcess(Child):
             raise TypeError(f"the arguments of {call.method} cannot be pickled: {error}") from error
 
     def _post_call(self, request: Request, packed: bytes) -> None:
-        request.starts_at = self._posted
         self._post(HEADER.pack(CALL, 0, 0, request.seq, len(packed)) + packed)
 
     def _post_build(self, request: Request, local: int) -> None:
@@ -105,7 +99,6 @@ class ChildProcess(Child):
 
     def _post(self, frame: bytes | bytearray) -> None:
         process = self._process
-        self._posted += len(frame)
         if process is None or self._outbox:
             self._outbox += frame
             return
@@ -121,7 +114,6 @@ class ChildProcess(Child):
         except BlockingIOError:
             return 0
         except OSError:
-            self._posted -= len(data)
             return len(data)  # The worker is gone: that it ended is noticed, and reported, elsewhere.
 
     def _flush(self) -> None:
@@ -221,7 +213,6 @@ class ChildProcess(Child):
         self._drain(process)
         if self._process is not process:
             return
-        self._note_unread(process)
         self._release()
         self._report_loss(f"{self._name(process)} {process.ending()}", process)
 
@@ -236,16 +227,6 @@ class ChildProcess(Child):
                 return
             self._buffer += data
             self._parse_buffer()
-
-    def _note_unread(self, process: WorkerProcess) -> None:
-        """A request that the ended worker never read did not end it."""
-        unread = len(self._outbox)
-        try:
-            unread += int.from_bytes(fcntl.ioctl(process.request_fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-        except OSError:
-            pass
-        for request in self.open:
-            request.too_late = request.too_late or 0 < request.starts_at >= self._posted - unread
 
     def _report_loss(self, message: str, process: Optional[WorkerProcess]) -> None:
         lost = self.take_open()
@@ -274,6 +255,9 @@ class ChildProcess(Child):
 
     def ended(self) -> bool:
         return self._process is None or self._process.has_ended()
+
+    def doomed(self) -> bool:
+        return self._process is None or self._process.has_ended() or self._process.is_dying()
 
     def _release(self) -> None:
         """Forget the process: its descriptors, and what was on the way to it and from it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Iterator, Mapping, Optional, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, REWARD_ARRAY, UNBUILT, Arena
 from envsup.child import BUILD_METHOD, Child, Request
@@ -130,13 +129,8 @@ class RecoveringSupervisor(Supervisor):
         if slot >= 0:
             env.busy &= ~(1 << slot)
 
-    def _observation(
-        self, env: EnvRecord, slot: int, rest: Any, blocks: Optional[Sequence[npt.NDArray[Any]]] = None
-    ) -> Any:
-        """The observation of a reply, put together from its slot and its message; frees the slot.
-
-        ``blocks`` are copies of the whole slot, if somebody made them.
-        """
+    def _observation(self, env: EnvRecord, slot: int, rest: Any) -> Any:
+        """The observation of a reply, put together from its slot and its message; frees the slot."""
         if slot < 0 or not (rest is ABSENT or isinstance(rest, Partial)):
             self._free_slot(env, slot)
             return rest
@@ -144,15 +138,12 @@ class RecoveringSupervisor(Supervisor):
         assert arena is not None
         bit = 1 << slot
         env.busy &= ~bit
-        if blocks is not None:
-            arrays = [block[env_id, ...] for block in blocks]
+        arrays = arena.rows(slot, env_id)
+        if self._copy_on_get:
+            arrays = [array.copy() for array in arrays]
         else:
-            arrays = arena.rows(slot, env_id)
-            if self._copy_on_get:
-                arrays = [array.copy() for array in arrays]
-            else:
-                env.held |= bit
-                env.ready_bit = bit
+            env.held |= bit
+            env.ready_bit = bit
         return restore(arena.layout.root, rest, arrays)
 
     # -- sending --
@@ -307,41 +298,32 @@ class RecoveringSupervisor(Supervisor):
 
     def _stepped(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
         env_id, owner = env.env_id, request.owner
-        ended = bool(status & DONE)
         if owner is None:
             self._deliver_step(env, request, slot, status, extra)
         else:
             owner.results[env_id] = (slot, status, extra)
             owner.pending -= 1
-            if ended:
+            if status & DONE:
                 self._env_states[env_id] = EnvState.DONE
             if owner.abandoned:
                 self._apply_step(env, slot, status, extra)
-        if ended:
+        if status & DONE:
             self._env_episode_count[env_id] += 1
             action = after_step(self._policy, True, self._env_episode_count[env_id])
             if action is Action.RESET and not env.recovering:
                 self._send_reset(env, owner)
 
-    def _parts(
-        self, env: EnvRecord, slot: int, status: int, extra: Any, blocks: Any = None, rewards: Any = None
-    ) -> tuple[Any, Any, Any, Any]:
-        """(observation, reward, done, info) of a reply to a step."""
-        env_id = env.env_id
+    def _parts(self, env: EnvRecord, slot: int, status: int, extra: Any) -> tuple[Any, Any, Any, Any]:
+        """(observation, reward, done, info) of a reply to a step; frees its slot."""
         obs, reward, done, info = extra if status & EXTRA else (ABSENT, ABSENT, bool(status & DONE), None)
-        obs = self._observation(env, slot, obs, blocks)
         if reward is ABSENT:
             arena = self._arena
             assert arena is not None
-            cells, arrays = rewards if rewards is not None else (arena.reward_cell[slot], None)
-            if not status & REWARD_ARRAY:
-                reward = np.array(cells[env_id])
-            elif arrays is not None:
-                reward = arrays[env_id, ...]
+            if status & REWARD_ARRAY and arena.reward is not None:
+                reward = np.array(arena.reward[slot, env.env_id])
             else:
-                assert arena.reward is not None
-                reward = np.array(arena.reward[slot, env_id])
-        return obs, reward, done, info
+                reward = np.array(arena.reward_cell[slot, env.env_id])
+        return self._observation(env, slot, obs), reward, done, info
 
     def _apply_step(self, env: EnvRecord, slot: int, status: int, extra: Any) -> None:
         """A step whose caller has gone away: only its effect on the state remains."""
@@ -351,8 +333,8 @@ class RecoveringSupervisor(Supervisor):
 
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
         obs, reward, done, info = self._parts(env, slot, status, extra)
-        data = self._maker.timestep(obs, reward, done, info, env.env_id)
-        self._deliver(request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=data.obs)
+        data, obs = self._maker.timestep(obs, reward, done, info, env.env_id)
+        self._deliver(request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
 
     def _deliver(
         self,
@@ -631,7 +613,7 @@ _SILENT = Waiting()
 
 def _event_of(payload: RecvPayload) -> Optional[Event]:
     if payload.err is not None:
-        return Event.FAILED
+        return Event.FAILED if payload.method in ("reset", "step", "seed") else None
     if payload.method == "reset":
         return Event.STARTED
     if payload.method == "step":

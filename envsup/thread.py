@@ -174,6 +174,9 @@ class ChildThread(Child):
     def ended(self) -> bool:
         return self._current is None
 
+    def doomed(self) -> bool:
+        return self._current is None
+
     def kill(self) -> None:
         """Abandon the thread; if it is not stuck, it leaves when it has done what it was sent."""
         if self._current is not None:

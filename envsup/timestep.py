@@ -6,7 +6,7 @@ treetensor imports torch: this module is imported when the first supervisor is l
 from __future__ import annotations
 
 import warnings
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence
 
 import numpy as np
 
@@ -19,12 +19,16 @@ with warnings.catch_warnings():
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def timestep(obs: Any, reward: Any, done: Any, info: dict[Any, Any], env_id: int) -> Any:
-    """The timestep of one step: a tree with exactly ``obs, reward, done, info, env_id``, every leaf an ndarray."""
-    return tnp.ndarray(
+def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: int) -> tuple[Any, Any]:
+    """The timestep of one step, and its observation.
+
+    The timestep is a tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray.
+    """
+    found = obs if type(obs) is np.ndarray else node(obs)
+    made = tnp.ndarray(
         create_storage(
             {
-                "obs": obs if type(obs) is np.ndarray else node(obs),
+                "obs": found,
                 "reward": reward if type(reward) is np.ndarray else node(reward),
                 "done": np.array(done),
                 "info": create_storage(info_nodes(info) if info else {}),
@@ -32,6 +36,7 @@ def timestep(obs: Any, reward: Any, done: Any, info: dict[Any, Any], env_id: int
             }
         )
     )
+    return made, found if type(found) is np.ndarray else made.obs
 
 
 def abnormal(error: BaseException, env_id: int) -> Any:
