@@ -11,7 +11,7 @@ import queue
 import sys
 from collections.abc import Mapping as MappingABC
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
 
 from envsup.arena import DONE, Arena, ArenaShape, SlotCopy
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
@@ -348,6 +348,15 @@ class EnvSupervisor(RecoveringSupervisor):
         else:
             self._send_reset(env, owner, payload, by_caller=True)
 
+    @overload
+    def step(self, actions: Actions, block: Literal[True] = True) -> list[Any]: ...
+
+    @overload
+    def step(self, actions: Actions, block: Literal[False]) -> None: ...
+
+    @overload
+    def step(self, actions: Actions, block: bool) -> Optional[list[Any]]: ...
+
     def step(self, actions: Actions, block: bool = True) -> Optional[list[Any]]:
         """Step environments, and reset those whose episode is done.
 
@@ -457,7 +466,7 @@ class EnvSupervisor(RecoveringSupervisor):
 
         Returns:
             A payload whose ``data`` is an observation (method "reset") or a timestep ("step").  A step that failed has
-            its abnormal timestep as ``data`` and the exception as ``err``.  A reset that failed is not seen, its retry is.
+            its abnormal timestep as ``data`` and the exception as ``err``.  A failed reset is not seen, its retry is.
 
         Raises:
             queue.Empty: if there was no reply in time.

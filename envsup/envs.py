@@ -10,6 +10,8 @@ import inspect
 import os
 from typing import Any, Callable, Optional
 
+import numpy as np
+
 from envsup.errors import InvalidTimestep
 from envsup.spaces import class_names
 
@@ -77,7 +79,9 @@ class Environment:
         else:
             raise InvalidTimestep(_no_timestep(result))
         if type(done) is not bool:
-            _flag(done)
+            flag = _flag(done)
+            if isinstance(done, (list, tuple)):
+                done = np.full(np.shape(done), flag)  # A list of one False is true to Python.
         if info is None:
             info = {}
         if not isinstance(info, dict):
@@ -134,6 +138,10 @@ def read_attribute(env: Any, name: str) -> Any:
 
 
 def _flag(value: Any) -> bool:
+    if isinstance(value, (list, tuple, np.ndarray)):
+        if np.size(value) != 1:
+            raise InvalidTimestep(f"step returned a done of {np.size(value)} values: {value!r}")
+        value = np.asarray(value).item()
     try:
         return bool(value)
     except Exception as error:

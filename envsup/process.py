@@ -26,7 +26,7 @@ from envsup.frames import (
     STOP,
 )
 from envsup.launch import WorkerProcess, WorkerSpec
-from envsup.worker import Call, Failed, Hosted, dump
+from envsup.worker import Call, Failed, Hosted, dump, has_text
 
 _READ_SIZE = 8192
 _LONG_READ_SIZE = 1 << 20
@@ -336,7 +336,7 @@ def load_data(status: int, body: bytes) -> tuple[int, Any]:
     """Unpickle the data of a reply; returns (status, data), an error if it cannot be rebuilt here."""
     try:
         return status, pickle.loads(body)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = RemoteError(f"the reply cannot be rebuilt here: {type(error).__name__}: {error}")
         reason.__cause__ = error
         return FAILED | (status & EXTRA), reason
@@ -349,9 +349,9 @@ def load_error(body: bytes) -> BaseException:
     if failed.pickled is not None:
         try:
             error = pickle.loads(failed.pickled)
-        except Exception:
+        except (Exception, SystemExit):
             pass
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or not has_text(error):
         error = RemoteError(f"{failed.kind}: {failed.message}")
     error.__cause__ = RemoteTraceback(failed.traceback)
     return error

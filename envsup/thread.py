@@ -17,7 +17,7 @@ from envsup.arena import EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import BUILD, CALL, STEP, STOP
-from envsup.worker import Call, Failed, Host, Hosted, describe
+from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
@@ -85,7 +85,7 @@ def _copied(status: int, data: Any) -> tuple[int, Any]:
 def describe_here(error: BaseException) -> BaseException:
     """The exception with its traceback as ``__cause__``, as if it had come from a process."""
     failed: Failed = describe(error, dumps=lambda _: b"")
-    if not isinstance(error, Exception):
+    if not isinstance(error, Exception) or not has_text(error):
         error = RemoteError(f"{failed.kind}: {failed.message}")
     error = error.with_traceback(None)
     error.__cause__ = RemoteTraceback(failed.traceback)

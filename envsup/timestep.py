@@ -76,7 +76,10 @@ def _named(values: dict[Any, Any]) -> list[tuple[str, Any]]:
 
 def identifier(key: Any) -> str:
     """The name of an info key in a tree: ``.`` becomes ``_``, a leading digit gets ``_`` in front."""
-    name = str(key).replace(".", "_")
+    try:
+        name = str(key).replace(".", "_")
+    except Exception:
+        name = type(key).__name__  # What has no text must not cost the timestep.
     return f"_{name}" if name[:1].isdigit() else name
 
 

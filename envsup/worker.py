@@ -200,6 +200,14 @@ def _through_callback(hosted: Hosted, call: Call, status: int, data: Any) -> tup
     return 0, (payload.data, payload.extra)
 
 
+def has_text(error: BaseException) -> bool:
+    """Whether an exception can be turned into text: whoever reports it will want to."""
+    try:
+        return isinstance(f"{error}{error!r}", str)
+    except Exception:
+        return False
+
+
 def describe(error: BaseException, dumps: Optional[Callable[[Any], bytes]] = None) -> Failed:
     """The exception as a message that always travels."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
