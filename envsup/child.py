@@ -95,8 +95,8 @@ class Listener(Protocol):
     def on_deadline(self, when: float) -> None:
         """A request must be answered by then."""
 
-    def handle(self, fd: int, handler: Optional[Callable[[], None]]) -> None:
-        """Call ``handler`` when ``fd`` is ready; None: no more."""
+    def handle(self, fd: int, handler: Optional[Callable[[], None]], write: bool = False) -> None:
+        """Call ``handler`` when ``fd`` is readable (or writable, if ``write``); None: no more."""
 
     def ring(self, child: "Child") -> None:
         """May be called by any thread: have ``child.receive`` called by the thread that waits."""
@@ -180,7 +180,7 @@ class Child(ABC):
         """Read what has arrived and report it to the listener."""
 
     def receiving(self) -> bool:
-        """Whether a reply has arrived in part."""
+        """Whether a reply has arrived in part, and more of it since this was last asked."""
         return False
 
     @abstractmethod
@@ -332,6 +332,9 @@ def stop_all(children: Sequence[Child], timeout: float, clock: Callable[[], floa
     Arguments:
         timeout: seconds that they have for what they were sent and for leaving.
     """
+    for child in children:
+        if any(request.expired for request in child.open):
+            child.kill()  # It is stuck, and hears nothing.
     running = [child for child in children if child.alive]
     for child in running:
         child.ask_to_stop()

@@ -26,6 +26,7 @@ from envsup.worker import Call, Hosted, method_hint
 logger = logging.getLogger("envsup")
 
 Actions = Union[Mapping[int, Any], Sequence[Any], Any]
+_HURRY = 1.0
 ResetParam = Union[None, Mapping[int, Optional[Mapping[str, Any]]], Sequence[Optional[Mapping[str, Any]]]]
 
 

@@ -19,7 +19,7 @@ class Poller(Protocol):
     def poll(self, timeout: Optional[float]) -> list[int]:
         """The descriptors that are ready; waits up to ``timeout`` seconds for the first, for ever if None."""
 
-    def close(self) -> None:
+    def close_descriptors(self) -> None:
         """Give its own descriptor back."""
 
 
@@ -41,7 +41,7 @@ class EpollPoller:
     def poll(self, timeout: Optional[float]) -> list[int]:
         return [fd for fd, _ in self._epoll.poll(timeout)]
 
-    def close(self) -> None:
+    def close_descriptors(self) -> None:
         self._epoll.close()
 
 
@@ -63,7 +63,7 @@ class SelectorPoller:
     def poll(self, timeout: Optional[float]) -> list[int]:
         return [key.fd for key, _ in self._selector.select(timeout)]
 
-    def close(self) -> None:
+    def close_descriptors(self) -> None:
         self._selector.close()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
-from multiprocessing.connection import wait
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, put_action
@@ -48,6 +48,7 @@ class ChildProcess(Child):
         self._process: Optional[WorkerProcess] = None
         self._buffer = bytearray()
         self._outbox = bytearray()
+        self._seen = 0
         self._closing = False
 
     @property
@@ -105,7 +106,7 @@ class ChildProcess(Child):
         sent = self._write(frame)
         if sent < len(frame):
             self._outbox += frame[sent:]
-            self.listener.handle(process.request_fd, self._flush)
+            self.listener.handle(process.request_fd, self._flush, write=True)
 
     def _write(self, data: bytes | bytearray) -> int:
         assert self._process is not None
@@ -251,7 +252,8 @@ class ChildProcess(Child):
         return self._process is not process
 
     def receiving(self) -> bool:
-        return bool(self._buffer)
+        seen, self._seen = self._seen, len(self._buffer)
+        return 0 < self._seen != seen
 
     def ended(self) -> bool:
         return self._process is None or self._process.has_ended()
@@ -308,9 +310,16 @@ class ChildProcess(Child):
 
     @staticmethod
     def wait_stopped(children: Sequence["ChildProcess"], timeout: float) -> None:
-        processes = [child._process for child in children if child._process is not None]
-        fds = [fd for process in processes for fd in (process.exit_fd, process.reply_fd) if fd >= 0]
-        wait(fds, timeout)
+        poller = select.poll()
+        for child in children:
+            process = child._process
+            if process is not None:
+                for fd in (process.exit_fd, process.reply_fd):
+                    if fd >= 0:
+                        poller.register(fd, select.POLLIN)
+                if child._outbox:
+                    poller.register(process.request_fd, select.POLLOUT)
+        poller.poll(timeout * 1000)
 
 
 def _pickle_action(action: Any) -> bytes:

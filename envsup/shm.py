@@ -95,13 +95,18 @@ class ShmBuffer:
         Raises:
             ValueError: if its shape or dtype is not the buffer's; nothing is cast or broadcast.
         """
+        array = self.checked(data)
+        self.view()[...] = array
+
+    def checked(self, data: Any) -> Array:
+        """``data`` as an array that the buffer can take; raises as ``fill`` does."""
         array = np.asarray(data)
         if array.shape != self.shape or not np.can_cast(array.dtype, self.dtype, "equiv"):
             raise ValueError(
                 f"a buffer of shape {self.shape} and dtype {self.dtype} cannot take "
                 f"data of shape {array.shape} and dtype {array.dtype}"
             )
-        self.view()[...] = array
+        return array
 
     def get(self) -> Array:
         """The array last filled in: a copy, or a view that follows later ``fill`` calls."""
@@ -145,14 +150,23 @@ class ShmBufferContainer:
         Raises:
             ValueError: if keys, shapes or dtypes are not the container's.
         """
+        self.checked(data)
         if self.buffer is not None:
             return self.buffer.fill(data)
+        for key, buffer in (self.buffers or {}).items():
+            buffer.fill(data[key])
+
+    def checked(self, data: Any) -> None:
+        """Raise as ``fill`` does, before anything is stored."""
+        if self.buffer is not None:
+            self.buffer.checked(data)
+            return
         assert self.buffers is not None
         if not isinstance(data, Mapping) or data.keys() != self.buffers.keys():
             keys = list(data) if isinstance(data, Mapping) else type(data).__name__
             raise ValueError(f"a container with the keys {list(self.buffers)} cannot take {keys}")
         for key, buffer in self.buffers.items():
-            buffer.fill(data[key])
+            buffer.checked(data[key])
 
     def get(self) -> Any:
         """The array or the dict of arrays last filled in."""

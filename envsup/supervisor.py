@@ -276,6 +276,7 @@ class Supervisor:
 
     def _open(self) -> None:
         self._poller = make_poller()
+        close_in_forked_children(self._poller)
         self._doorbell = Doorbell()
         self._life_pipe = LifePipe()
         self._finalizer = weakref.finalize(self, end_processes, self._processes, self._life_pipe, os.getpid())
@@ -306,7 +307,7 @@ class Supervisor:
         if self._finalizer is not None:
             self._finalizer.detach()
         if self._poller is not None and self._doorbell is not None and self._life_pipe is not None:
-            self._poller.close()
+            self._poller.close_descriptors()
             self._doorbell.close_descriptors()
             self._life_pipe.close()
         self._poller = self._doorbell = self._life_pipe = None
@@ -322,7 +323,7 @@ class Supervisor:
     def process_ended(self, process: WorkerProcess) -> None:
         self._processes.discard(process)
 
-    def handle(self, fd: int, handler: Optional[Callable[[], None]]) -> None:
+    def handle(self, fd: int, handler: Optional[Callable[[], None]], write: bool = False) -> None:
         poller = self._poller
         if poller is None:
             return
@@ -331,7 +332,7 @@ class Supervisor:
                 poller.forget(fd)
             return
         if fd not in self._handlers:
-            poller.watch(fd, write=getattr(handler, "__name__", "") == "_flush")
+            poller.watch(fd, write)
         self._handlers[fd] = handler
 
     def ring(self, child: Child) -> None:

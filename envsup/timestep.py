@@ -31,7 +31,7 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
                 "obs": found,
                 "reward": reward if type(reward) is np.ndarray else node(reward),
                 "done": np.array(done),
-                "info": create_storage(info_nodes(info) if info else {}),
+                "info": _info(info) if info else create_storage({}),
                 "env_id": np.array(env_id),
             }
         )
@@ -53,6 +53,13 @@ def node(value: Any) -> Any:
     if isinstance(value, tuple):
         return create_storage({f"_{i}": node(item) for i, item in enumerate(value)})
     return leaf(value)
+
+
+def _info(info: dict[Any, Any]) -> Any:
+    try:
+        return create_storage(info_nodes(info))
+    except RecursionError:  # A dict that holds itself is no tree.
+        return create_storage({key: _object_leaf(item) for key, item in _named(info)})
 
 
 def info_nodes(info: dict[Any, Any]) -> dict[str, Any]:
