@@ -238,7 +238,8 @@ class Child(ABC):
         stop_all([self], DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
 
     def send(self, payload: SendPayload) -> None:
-        """Send a request; the reply comes out of the supervisor's ``recv``."""
+        """Send a request, to a new worker if there is none; the reply comes out of the supervisor's ``recv``."""
+        self.start()
         self.send_call(Request(str(payload.method), (payload.proc_id,), payload=payload), payload)
 
     def send_call(self, request: Request, payload: SendPayload) -> None:

@@ -62,6 +62,7 @@ class ChildProcess(Child):
     def _start(self) -> None:
         process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life))
         self._process = process
+        self._outbox = bytearray()
         self._closing = False
         self.listener.handle(process.reply_fd, self.receive)
         if process.exit_fd >= 0:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import tempfile
 import weakref
 from typing import Any, Mapping, Optional, Union, cast
@@ -29,6 +30,9 @@ class SharedMemory:
     def __init__(self, size: int, by_descriptor: bool = False) -> None:
         self.size = max(size, 1)
         self.fd = -1
+        available = _available_memory()
+        if self.size > available:
+            raise MemoryError(f"{self.size} bytes of shared memory are needed, and {available} are available")
         try:
             if by_descriptor:
                 self.fd = _anonymous_file(self.size)
@@ -50,6 +54,18 @@ class SharedMemory:
         """A view of the memory from byte ``offset``."""
         view: Array = np.ndarray(shape, dtype, self.map, offset)
         return view
+
+
+def _available_memory() -> int:
+    """Bytes that can be had without swapping.  The kernel itself would promise more, and then kill whoever uses it."""
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
 
 
 def _anonymous_file(size: int) -> int:
