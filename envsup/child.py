@@ -92,6 +92,9 @@ class Listener(Protocol):
     def on_lost(self, child: "Child", requests: list[Request], error: Exception) -> None:
         """The worker is gone, and what it owed with it."""
 
+    def on_restart(self, child: "Child", requests: list[Request], error: Exception) -> None:
+        """Somebody ended the worker and wants a new one."""
+
     def on_deadline(self, when: float) -> None:
         """A request must be answered by then."""
 
@@ -227,11 +230,9 @@ class Child(ABC):
 
     def restart(self) -> None:
         """End the worker and start a new one.  What the old one owed is reported as lost."""
+        error = WorkerDied(f"{self.describe()} was restarted", self.proc_ids)
         self.kill()
-        lost = self.take_open()
-        self.start()
-        if lost:
-            self.listener.on_lost(self, lost, WorkerDied(f"{self.describe()} was restarted", self.proc_ids))
+        self.listener.on_restart(self, self.take_open(), error)
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
         """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it."""

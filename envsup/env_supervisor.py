@@ -117,8 +117,11 @@ class EnvSupervisor(RecoveringSupervisor):
             self._action_space = getattr(self._env_ref, "action_space", None)
             self._reward_space = getattr(self._env_ref, "reward_space", None)
         finally:
-            if callable(getattr(self._env_ref, "close", None)):
-                self._env_ref.close()
+            try:
+                if callable(getattr(self._env_ref, "close", None)):
+                    self._env_ref.close()
+            except Exception:
+                logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=True)
 
     @property
     def _policy(self) -> Policy:  # type: ignore[override]
@@ -493,7 +496,8 @@ class EnvSupervisor(RecoveringSupervisor):
         hash(payload.req_id)
         with self._lock:
             if payload.method == "step":
-                self._send_steps({payload.proc_id: payload.args[0]}, None, payload)
+                (action,) = (*payload.args, *payload.kwargs.values())
+                self._send_steps({payload.proc_id: action}, None, payload)
             elif payload.method == "reset":
                 self._reset_param[payload.proc_id] = _own(payload.kwargs)
                 self._reset_one(payload.proc_id, None, payload)

@@ -39,9 +39,7 @@ class Environment:
         self._env = env
         self._env_id = env_id
         self._next_seed: Optional[int] = None
-        self._has_tuple_space = "Tuple" in class_names(getattr(env, "observation_space", None))
         self._step = env.step
-        self.reset_info: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -55,7 +53,6 @@ class Environment:
         result = self._env.reset(**kwargs)
         self._next_seed = None
         if self._is_obs_with_info(result):
-            self.reset_info = result[1]
             return result[0]
         return result
 
@@ -123,7 +120,19 @@ class Environment:
     def _is_obs_with_info(self, result: Any) -> bool:
         if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
             return False
-        return not (self._has_tuple_space and self._env.observation_space.contains(result))
+        space = getattr(self._env, "observation_space", None)
+        return "Tuple" not in class_names(space) or not _is_in_tuple_space(space, result)
+
+
+def _is_in_tuple_space(space: Any, value: tuple[Any, Any]) -> bool:
+    """Whether a pair whose second item is a dict is an observation of the Tuple ``space``, be it of another dtype."""
+    if space.contains(value):
+        return True
+    if space.contains(value[0]):
+        return False
+    parts = space.spaces
+    keys = getattr(parts[1], "spaces", None) if len(parts) == 2 else None
+    return isinstance(keys, dict) and value[1].keys() == keys.keys()
 
 
 def read_attribute(env: Any, name: str) -> Any:
@@ -176,7 +185,7 @@ def _has_seed_method(env: Any) -> bool:
     inner = getattr(env, "unwrapped", env)
     for cls in type(inner).__mro__:
         if "seed" in vars(cls):
-            return cls.__module__ not in ("gym.core", "gymnasium.core")
+            return callable(getattr(inner, "seed", None)) and cls.__module__ not in ("gym.core", "gymnasium.core")
     return callable(getattr(inner, "seed", None))
 
 

@@ -265,6 +265,8 @@ def start_method_of(mp_ctx: Union[str, multiprocessing.context.BaseContext, None
         if mp_ctx not in STARTERS:
             raise ValueError(f"unknown start method {mp_ctx!r}: use one of {', '.join(STARTERS)}")
         return mp_ctx
+    if mp_ctx is not None and not isinstance(mp_ctx, multiprocessing.context.BaseContext):
+        raise ValueError(f"mp_ctx is a context of multiprocessing or the name of one, not {mp_ctx!r}")
     method = (mp_ctx or get_mp_ctx()).get_start_method()
     return str(method)
 
@@ -379,6 +381,10 @@ def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[i
 
     body, shared = pack_spec(spec)
     fds = [*worker_fds, *shared]
+    server = forkserver._forkserver  # type: ignore[attr-defined]
+    if server._preload_modules == ["__main__"]:
+        # The default, which some versions of Python act upon: a script without a guard would run in the server.
+        server.set_forkserver_preload([])
     forkserver.ensure_running()
     status_r, data_w = forkserver.connect_to_new_process(fds)
     # What multiprocessing sends, without the user's main module: cloudpickle carries what is defined there.
@@ -409,11 +415,11 @@ def pack_spec(spec: WorkerSpec) -> tuple[bytes, list[int]]:
     Raises:
         TypeError: if something in it cannot be pickled, with the name of the object.
     """
-    import cloudpickle
+    from envsup.carry import CarryingPickler
 
     fds: list[int] = []
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    class Pickler(CarryingPickler):
         def persistent_id(self, value: Any) -> Optional[tuple[int, int]]:
             if not isinstance(value, SharedMemory):
                 return None
@@ -430,11 +436,10 @@ def pack_spec(spec: WorkerSpec) -> tuple[bytes, list[int]]:
 
 
 def _pickled(init: Any, proc_id: int) -> bytes:
-    import cloudpickle
+    from envsup.carry import carry
 
     try:
-        data: bytes = cloudpickle.dumps(init)
-        return data
+        return carry(init)
     except Exception as error:
         raise TypeError(f"the factory of environment {proc_id} cannot be sent to a new process: {error}") from error
 
@@ -459,6 +464,17 @@ def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None
         pass  # It leads a session already.
     _die_with_parent(life_fd)
     PipeServer(Host(spec.hosted, spec.arena), request_fd, reply_fd).serve()
+    _leave_behind()
+
+
+def _leave_behind() -> None:
+    """What the environments have left running would keep this process from leaving; it is to end with it."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    if any(thread is not threading.current_thread() and not thread.daemon for thread in threading.enumerate()):
+        _multiprocessing_util._exit_function()
+        _multiprocessing_util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(0)
 
 
 def _reset_signals() -> None:

@@ -8,6 +8,8 @@ import select
 import signal
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
+import numpy as np
+
 from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
@@ -30,6 +32,7 @@ from envsup.worker import Call, Failed, Hosted, dump, has_text
 
 _READ_SIZE = 8192
 _LONG_READ_SIZE = 1 << 20
+_PLAIN = {int, float, bool, str, bytes, np.int64, np.int32, np.float32, np.float64}
 
 
 class _Steps(NamedTuple):
@@ -49,6 +52,7 @@ class ChildProcess(Child):
         self._buffer = bytearray()
         self._outbox = bytearray()
         self._seen = 0
+        self._is_foreign = False
         self._closing = False
 
     @property
@@ -64,6 +68,7 @@ class ChildProcess(Child):
         self._process = process
         self._outbox = bytearray()
         self._closing = False
+        self._is_foreign = bool(process.preamble)  # It was not forked, and has other modules than this process.
         self.listener.handle(process.reply_fd, self.receive)
         if process.exit_fd >= 0:
             self.listener.handle(process.exit_fd, self._on_exit)
@@ -72,9 +77,16 @@ class ChildProcess(Child):
 
     def pack(self, call: Call) -> bytes:
         try:
-            return dump(tuple(call))
+            return self._dump(tuple(call))
         except Exception as error:
             raise TypeError(f"the arguments of {call.method} cannot be pickled: {error}") from error
+
+    def _dump(self, value: Any) -> bytes:
+        if not self._is_foreign or type(value) in _PLAIN:
+            return dump(value)
+        from envsup.carry import carry
+
+        return carry(value)
 
     def _post_call(self, request: Request, packed: bytes) -> None:
         self._post(HEADER.pack(CALL, 0, 0, request.seq, len(packed)) + packed)
@@ -88,9 +100,15 @@ class ChildProcess(Child):
         for proc_id, slot, action in zip(request.proc_ids, request.slots, actions):
             kind = put_action(arena, slot, proc_id, action)
             if kind == PICKLED:
-                pickled.append(_pickle_action(action))
+                pickled.append(self._pickle_action(action))
             records.append((index_of[proc_id], slot, kind, action if kind in (INT, INT64) else 0))
         return _Steps(records, pickle.dumps(pickled) if pickled else b"", EAGER if eager else 0)
+
+    def _pickle_action(self, action: Any) -> bytes:
+        try:
+            return self._dump(action)
+        except Exception as error:
+            raise TypeError(f"the action cannot be pickled: {error}") from error
 
     def _post_steps(self, request: Request, packed: _Steps) -> None:
         records, tail, flags = packed
@@ -321,13 +339,6 @@ class ChildProcess(Child):
                 if child._outbox:
                     poller.register(process.request_fd, select.POLLOUT)
         poller.poll(timeout * 1000)
-
-
-def _pickle_action(action: Any) -> bytes:
-    try:
-        return dump(action)
-    except Exception as error:
-        raise TypeError(f"the action cannot be pickled: {error}") from error
 
 
 def _extras(statuses: bytes, data: bytes, pos: int) -> Iterator[tuple[int, Any]]:

@@ -303,6 +303,9 @@ class RecoveringSupervisor(Supervisor):
         else:
             owner.results[env_id] = (slot, status, extra)
             owner.pending -= 1
+            if self._inbox:
+                self._number += 1
+                env.applied = self._number  # Older than this is what waits for recv.
             if status & DONE:
                 self._env_states[env_id] = EnvState.DONE
             if owner.abandoned:
@@ -351,6 +354,7 @@ class RecoveringSupervisor(Supervisor):
         payload = EnvPayload(env_id, req_id, request.method, data, error)
         payload.event, payload.observation, payload.number = event, observation, self._number
         self._inbox.put(payload)
+        self._wake()
 
     def _delivered(self, payload: RecvPayload) -> None:
         if isinstance(payload, EnvPayload) and payload.event is not None:
@@ -584,6 +588,17 @@ class RecoveringSupervisor(Supervisor):
             if request.method != BUILD_METHOD:
                 for env_id in request.proc_ids[request.answered :]:
                     self._request_failed(self._envs[env_id], request, error, Failure.WORKER_LOST)
+
+    def on_restart(self, child: Child, requests: list[Request], error: Exception) -> None:
+        with self._lock:
+            self.on_lost(child, requests, error)
+            if child.alive:
+                return  # A request that was lost has renewed it.
+            child.start()
+            for env_id in child.proc_ids:
+                env = self._envs[env_id]
+                self._deaths.pop(env_id, None)
+                self._prepare(env, _SILENT)
 
     def _on_expired(self, child: Child, request: Request) -> None:
         error = self._timeout_error(request)

@@ -52,6 +52,15 @@ class Partial:
         return Partial, (self.parts,)
 
 
+def identifier(key: Any) -> str:
+    """The name of an info key in a tree: ``.`` becomes ``_``, a leading digit gets ``_`` in front."""
+    try:
+        name = str(key).replace(".", "_")
+    except Exception:
+        name = type(key).__name__  # What has no text must not cost the timestep.
+    return f"_{name}" if name[:1].isdigit() else name
+
+
 def class_names(value: object) -> set[str]:
     """The names of the classes that ``value`` is an instance of."""
     return {c.__name__ for c in type(value).__mro__}
@@ -76,6 +85,8 @@ def layout_of(space: Any) -> Layout:
 def _node(space: Any, leaves: list[Leaf]) -> Node:
     names = class_names(space)
     if "Dict" in names and isinstance(getattr(space, "spaces", None), dict):
+        if len({identifier(key) for key in space.spaces}) < len(space.spaces):
+            return None  # The names of these keys depend on the order in which the environment has them.
         return {key: _node(sub, leaves) for key, sub in space.spaces.items()}
     if "Tuple" in names and isinstance(getattr(space, "spaces", None), (tuple, list)):
         return [_node(sub, leaves) for sub in space.spaces]

@@ -183,6 +183,7 @@ class Supervisor:
                 error = self._deaths.pop(payload.proc_id, None)
                 if error is not None:
                     self._inbox.put(RecvPayload(payload.proc_id, payload.req_id, payload.method, err=error))
+                    self._wake()
                     return
                 child.start()
             child.send(payload)
@@ -369,6 +370,11 @@ class Supervisor:
         for request in requests:
             self._on_failed(request, error)
 
+    def on_restart(self, child: Child, requests: list[Request], error: Exception) -> None:
+        child.start()
+        if requests:
+            self.on_lost(child, requests, error)
+
     def _on_failed(self, request: Request, error: Exception) -> None:
         if request.method != BUILD_METHOD:
             payload = _payload_of(request)
@@ -414,6 +420,11 @@ class Supervisor:
                 self._sleep(left)
             else:
                 self._poll(left)
+
+    def _wake(self) -> None:
+        """There is something for a thread that waits, and no worker has written."""
+        if self._polling and self._doorbell is not None:
+            self._doorbell.ring()
 
     def _delivered(self, payload: RecvPayload) -> None:
         """A reply is on its way to the user."""

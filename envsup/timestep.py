@@ -10,6 +10,8 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
+from envsup.spaces import identifier
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # treevalue registers itself with torch in an old way.
     warnings.simplefilter("ignore", DeprecationWarning)  # treetensor imports numpy's private parts.
@@ -79,15 +81,6 @@ def _named(values: dict[Any, Any]) -> list[tuple[str, Any]]:
             name = f"{base}_{number}"
         taken[name] = item
     return list(taken.items())
-
-
-def identifier(key: Any) -> str:
-    """The name of an info key in a tree: ``.`` becomes ``_``, a leading digit gets ``_`` in front."""
-    try:
-        name = str(key).replace(".", "_")
-    except Exception:
-        name = type(key).__name__  # What has no text must not cost the timestep.
-    return f"_{name}" if name[:1].isdigit() else name
 
 
 def leaf(value: Any) -> Any:

@@ -1,0 +1,229 @@
+"""Fixtures: a supervisor of each kind of worker, a clock, and a check after every test that nothing is left over."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import pytest
+from support import FORK, FORKSERVER, KINDS, LOCAL_KINDS, PROCESS_KINDS, SPAWN, Clock, Kind, Make, Maker
+
+import envsup.timestep  # noqa: F401  (it imports torch, whose descriptors and threads are no leaks of a test)
+
+GRACE = 5.0
+"""Seconds for what ends on its own after a test, such as the workers of a parent that was killed."""
+
+_failed = pytest.StashKey[bool]()
+
+# Numpy once for all workers of the fork server.
+multiprocessing.set_forkserver_preload(["envsup.launch"])
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "abandons_thread: leaves a stuck thread behind on purpose; threads are not checked afterwards"
+    )
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    gc.collect()
+    gc.freeze()  # What torch and others have made need not be looked at again after every test.
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:  # pragma: no cover - runs outside of tests
+    report: pytest.TestReport = yield  # type: ignore[assignment]
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report  # type: ignore[return-value]
+
+
+# -- what is left over --
+
+
+class Resources(NamedTuple):
+    """What this process holds, by names that a failure can show."""
+
+    processes: frozenset[str]
+    threads: frozenset[str]
+    descriptors: frozenset[str]
+    mappings: frozenset[str]
+    files: frozenset[str]
+
+    def beyond(self, before: "Resources") -> dict[str, list[str]]:
+        """What is here and was not before."""
+        pairs = zip(self._fields, self, before, strict=True)
+        return {name: sorted(now - then) for name, now, then in pairs if now - then}
+
+
+def _resources(threads: bool = True) -> Resources:
+    return Resources(
+        _processes(),
+        frozenset(f"{t.name} {t.ident}" for t in threading.enumerate()) if threads else frozenset(),
+        _descriptors(),
+        _mappings(),
+        frozenset(name for name in os.listdir("/dev/shm") if not _used_by_others(f"/dev/shm/{name}")),
+    )
+
+
+class _Stat(NamedTuple):
+    pid: int
+    name: str
+    state: str
+    parent: int
+    session: int
+
+
+def _stat(pid: int) -> Optional[_Stat]:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    start, _, rest = text.rpartition(")")
+    state, parent, _, session = rest.split()[:4]
+    return _Stat(pid, start.partition("(")[2], state, int(parent), int(session))
+
+
+def _helpers() -> set[int]:
+    """The processes that multiprocessing keeps until the interpreter ends."""
+    pids = (
+        getattr(resource_tracker._resource_tracker, "_pid", None),
+        getattr(forkserver._forkserver, "_forkserver_pid", None),
+    )
+    return {pid for pid in pids if pid is not None}
+
+
+def _processes() -> frozenset[str]:
+    """Our descendants, and the orphans of our session."""
+    found = {s.pid: s for s in (_stat(int(name)) for name in os.listdir("/proc") if name.isdigit()) if s is not None}
+    own = os.getpid()
+    helpers = _helpers()
+    family = {own}
+    grown = True
+    while grown:
+        more = {s.pid for s in found.values() if s.parent in family} - family
+        family |= more
+        grown = bool(more)
+    session = os.getsid(0)
+    members = {pid for pid, s in found.items() if s.session == session}
+    orphans = {pid for pid in members if found[pid].parent not in members}
+    return frozenset(
+        f"{s.name} pid {s.pid} state {s.state} parent {s.parent}"
+        for s in (found[pid] for pid in (family | orphans) - {own} - helpers)
+    )
+
+
+def _descriptors() -> frozenset[str]:
+    exempt = {
+        getattr(resource_tracker._resource_tracker, "_fd", None),
+        getattr(forkserver._forkserver, "_forkserver_alive_fd", None),
+    }
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # That of the listing itself.
+        if int(name) not in exempt:
+            found.add(f"{name} -> {target}")
+    return frozenset(found)
+
+
+def _mappings() -> frozenset[str]:
+    """Shared memory that is mapped here, whether or not it has a name in the file system."""
+    found = set()
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and fields[5].startswith(("/memfd:", "/dev/shm/", "/dev/zero")):
+            found.add(f"{fields[5]} inode {fields[4]}")
+    return frozenset(found)
+
+
+def _used_by_others(path: str) -> bool:
+    """Whether another process of this machine, that is none of ours, maps the file."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            try:
+                if path in Path(f"/proc/{name}/maps").read_text():
+                    return True
+            except OSError:
+                pass
+    return False
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No process, thread, descriptor, shared mapping or file in /dev/shm outlives a test that passes."""
+    check_threads = request.node.get_closest_marker("abandons_thread") is None
+    before = _resources(check_threads)
+    yield
+    if request.node.stash.get(_failed, False):
+        return  # Its traceback holds what it used.
+    end = time.monotonic() + GRACE
+    while True:
+        gc.collect()
+        left = _resources(check_threads).beyond(before)
+        if not left:
+            return
+        if time.monotonic() > end:
+            pytest.fail(f"left over after the test: {left}", pytrace=False)
+        time.sleep(0.02)
+
+
+# -- supervisors --
+
+
+def _name_of(kind: Kind) -> str:
+    return kind.name
+
+
+def _made(kind: Kind) -> Iterator[Make]:
+    maker = Maker(kind)
+    try:
+        yield maker
+    finally:
+        maker.close()
+
+
+@pytest.fixture(params=KINDS, ids=_name_of)
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Builds supervisors of every kind of worker."""
+    yield from _made(request.param)
+
+
+@pytest.fixture(params=LOCAL_KINDS, ids=_name_of)
+def make_local(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Builds supervisors of the kinds whose workers share what the test holds, as a Gate: forked ones and threads."""
+    yield from _made(request.param)
+
+
+@pytest.fixture(params=PROCESS_KINDS, ids=_name_of)
+def make_process(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Builds supervisors of every kind of process."""
+    yield from _made(request.param)
+
+
+@pytest.fixture(params=[SPAWN, FORKSERVER], ids=_name_of)
+def make_remote(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Builds supervisors whose workers inherit nothing."""
+    yield from _made(request.param)
+
+
+@pytest.fixture
+def make_fork() -> Iterator[Make]:
+    """Builds supervisors of forked processes with shared memory, for what does not depend on the kind."""
+    yield from _made(FORK)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """A clock that the test moves: ``make(..., clock=clock)``, then ``clock.advance(seconds)``."""
+    return Clock()

@@ -1,0 +1,174 @@
+"""What the tests of crashes and timeouts share: environments that fail only where the test wants them to."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from support import FORK, FORKSERVER, SPAWN, THREAD
+
+from envsup import EnvSupervisor
+from envsup.testing import EXIT_CODE, FAULTS, ScriptedEnv
+
+# pytest's would write pages about each segmentation fault that a test wants.
+os.register_at_fork(after_in_child=faulthandler.disable)
+
+SOFT = ("raise", "unpicklable error", "unrebuildable error", "interrupt", "soft exit")
+"""Faults that a worker survives."""
+
+HARD = ("exit", "kill", "segfault")
+"""Faults that a worker process does not survive."""
+
+WORDS = {
+    "raise": ("raised on demand",),
+    "unpicklable error": ("UnpicklableError", "unpicklable on demand"),
+    "unrebuildable error": ("UnrebuildableError", "unrebuildable on demand"),
+    "interrupt": ("KeyboardInterrupt",),
+    "soft exit": ("SystemExit", str(EXIT_CODE)),
+    "exit": ("exited with code", str(EXIT_CODE)),
+    "kill": ("SIGKILL",),
+    "segfault": ("SIGSEGV",),
+}
+"""What an error has to say."""
+
+EXIT_CODES = {"exit": EXIT_CODE, "kill": -signal.SIGKILL, "segfault": -signal.SIGSEGV}
+
+MATRIX = [
+    *[(FORK, how) for how in SOFT + HARD],
+    *[(THREAD, how) for how in SOFT],
+    (SPAWN, "unrebuildable error"),
+    (FORKSERVER, "exit"),
+]
+"""Kinds of workers, and how they crash: every way for forked ones and threads, some for the slow ones."""
+
+
+class InWorker:
+    """A factory: where it was made, a well-behaved ScriptedEnv; in any worker, one with these arguments.
+
+    Arguments:
+        counter: a file that tells how many were built in workers; after ``times`` of them the rest behave too.
+        load: a key of FAULTS, for what happens when the factory is unpickled.
+    """
+
+    def __init__(self, counter: Optional[Path] = None, times: int = 10**9, load: str = "ok", **kwargs: Any) -> None:
+        self.home = (os.getpid(), threading.get_ident())
+        self.counter, self.times, self.load, self.kwargs = counter, times, load, kwargs
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if os.getpid() != self.home[0]:
+            FAULTS[self.load](ScriptedEnv())
+
+    def __call__(self) -> ScriptedEnv:
+        if (os.getpid(), threading.get_ident()) == self.home:
+            return Obliging(**{k: v for k, v in self.kwargs.items() if k in ("length", "gate")})
+        if self.counter is not None:
+            with self.counter.open("a") as file:
+                file.write("x")
+            if self.counter.stat().st_size > self.times:
+                return Obliging(**{k: v for k, v in self.kwargs.items() if not k.startswith("on_")})
+        return Obliging(**self.kwargs)
+
+
+class Obliging(ScriptedEnv):
+    """A ScriptedEnv with methods that do what a test needs done in a worker."""
+
+    LARGE = 4 << 20
+    mood = "ok"
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if action == "large":
+            result = result._replace(info={"blob": b"x" * self.LARGE})
+        return result
+
+    def do(self, fault: str) -> str:
+        """Misbehave in a method of one's own."""
+        FAULTS[fault](self)
+        return fault
+
+    def be(self, mood: str) -> None:
+        """Set what reading ``moody`` does."""
+        self.mood = mood
+
+    @property
+    def moody(self) -> str:
+        """Misbehaves when it is read."""
+        FAULTS[self.mood](self)
+        return self.mood
+
+    def start_simulator(self) -> int:
+        """Start a program that would run for long; returns its process id."""
+        self.simulator = subprocess.Popen(["sleep", "1000"])
+        return self.simulator.pid
+
+    def fork(self, leave_group: bool) -> int:
+        """Fork a child that inherits every descriptor and lives on; returns its process id."""
+        pid = os.fork()
+        if pid == 0:
+            if leave_group:
+                os.setsid()
+            while True:
+                signal.pause()
+        return pid
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    """Wait for something that other processes do."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, "what was waited for did not happen"
+        time.sleep(0.002)
+
+
+def wait_until_gone(pids: Sequence[int], timeout: float = 20.0) -> None:
+    """Wait until none of the processes runs."""
+    wait_until(lambda: not any(alive(pid) for pid in pids), timeout)
+
+
+def kill_idle(sup: EnvSupervisor, env_id: int) -> int:
+    """Kill a worker that has nothing to do, and wait until it is dead; the supervisor has not looked yet."""
+    pid = sup._children[env_id].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone([pid])
+    return pid
+
+
+def all_pids(sup: EnvSupervisor) -> list[int]:
+    """The process ids of the workers."""
+    pids = [child.pid for child in sup._children]
+    assert None not in pids
+    return [pid for pid in pids if pid is not None]
+
+
+def text_of(error: Optional[BaseException]) -> str:
+    """What an error says, its causes included."""
+    parts = []
+    while error is not None:
+        parts += [type(error).__name__, str(error)]
+        error = error.__cause__
+    return "\n".join(parts)
+
+
+def lines_of(path: Path, first_word: str) -> int:
+    """How many lines of a log begin with a word."""
+    if not path.exists():
+        return 0
+    return sum(line.split()[0] == first_word for line in path.read_text().splitlines())

@@ -1,0 +1,81 @@
+"""Every file of ``examples/`` runs, shortened, and says what it should."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+
+
+THREAD_WARNING = "shared_memory and copy_on_get only work with processes.\n"
+
+
+def run(name: str, cwd: Path, *options: str, timeout: float = 110, errors: str = "") -> str:
+    """What an example prints; it must succeed, and say no more than ``errors`` on standard error."""
+    command = [sys.executable, str(EXAMPLES / name), *options]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=timeout)
+    assert (done.returncode, done.stderr) == (0, errors)
+    return done.stdout
+
+
+def test_each_example_has_a_test_here() -> None:
+    here = Path(__file__).read_text()
+    assert [path.name for path in EXAMPLES.glob("*.py") if f'"{path.name}"' not in here] == []
+
+
+def test_blocking_rollout(tmp_path: Path) -> None:
+    output = run("blocking_rollout.py", tmp_path, "--num-envs", "2", "--steps", "1500")
+    episodes = re.search(r"^2 environments, process workers: (\d+) episodes, mean return ([\d.]+)$", output, re.M)
+    assert episodes is not None
+    assert int(episodes[1]) >= 2
+    assert re.search(r"^1500 steps in [\d.]+ s: [\d,]+ steps/s$", output, re.M)
+
+
+def test_async_rollout(tmp_path: Path) -> None:
+    output = run(
+        "async_rollout.py", tmp_path, "--type", "thread", "--num-envs", "4", "--steps", "400", errors=THREAD_WARNING
+    )
+    taken = [int(steps) for steps in re.findall(r"^env \d: (\d+) steps, \d+ episodes$", output, re.M)]
+    assert len(taken) == 4
+    assert min(taken) > 0
+    assert sum(taken) == 400
+    assert re.search(r"^400 steps in [\d.]+ s: [\d,]+ steps/s of 727 possible$", output, re.M)
+
+
+def test_crash_and_renew(tmp_path: Path) -> None:
+    output = run("crash_and_renew.py", tmp_path, "--rounds", "8", "--step-timeout", "2")
+    assert re.search(r"^round  5 kill  WorkerDied: .*SIGKILL", output, re.M)
+    assert re.search(r"^round  5 raise ArithmeticError: the simulation diverged$", output, re.M)
+    assert re.search(r"^round  5 hang  TimeoutError: ", output, re.M)
+    table = re.findall(r"^(none|kill|raise|hang) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", output, re.M)
+    columns = {fault: (int(actions), int(normal), int(abnormal)) for fault, actions, normal, abnormal, *_ in table}
+    assert columns == {"none": (8, 8, 0), "kill": (8, 7, 1), "raise": (8, 7, 1), "hang": (8, 7, 1)}
+    assert output.endswith("32 of 32 actions answered\n")
+
+
+def check_png(path: Path) -> None:
+    data = path.read_bytes()
+    assert data.startswith(PNG_SIGNATURE)
+    assert data.endswith(b"IEND\xaeB`\x82")
+
+
+def test_train_cartpole_shortened(tmp_path: Path) -> None:
+    output = run("train_cartpole.py", tmp_path, "--steps", "2000", "--num-envs", "4", "--out", "curve.png")
+    assert re.search(r"^did not reach 475: final mean return [\d.]+", output, re.M)
+    assert re.search(r"^2,\d{3} steps, \d+ episodes, [\d.]+ s$", output, re.M)
+    assert output.endswith("learning curve: curve.png\n")
+    check_png(tmp_path / "curve.png")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_train_cartpole_reaches_475(tmp_path: Path) -> None:
+    output = run("train_cartpole.py", tmp_path, "--seed", "0", timeout=1100)
+    assert re.search(r"^reached 475: final mean return (4[789]\d|500)\.", output, re.M)
+    check_png(tmp_path / "curve.png")
