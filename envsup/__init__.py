@@ -13,7 +13,6 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from envsup.child import Child as Child
     from envsup.env_supervisor import EnvSupervisor as EnvSupervisor
-    from envsup.launch import get_mp_ctx as get_mp_ctx
     from envsup.lifecycle import EnvRetryType as EnvRetryType
     from envsup.lifecycle import EnvState as EnvState
     from envsup.make import env_fns as env_fns
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from envsup.process import ChildProcess as ChildProcess
     from envsup.shm import ShmBuffer as ShmBuffer
     from envsup.shm import ShmBufferContainer as ShmBufferContainer
+    from envsup.start_methods import get_mp_ctx as get_mp_ctx
     from envsup.supervisor import Supervisor as Supervisor
     from envsup.thread import ChildThread as ChildThread
 
@@ -42,7 +42,7 @@ _HOMES = {
     "ShmBufferContainer": "shm",
     "Supervisor": "supervisor",
     "env_fns": "make",
-    "get_mp_ctx": "launch",
+    "get_mp_ctx": "start_methods",
 }
 
 __all__ = sorted(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]

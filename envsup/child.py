@@ -12,8 +12,9 @@ from typing import Any, Callable, Iterator, Optional, Protocol, Sequence
 
 from envsup.arena import Arena
 from envsup.errors import WorkerDied
-from envsup.launch import WorkerProcess, WorkerSpec
+from envsup.launch import WorkerProcess
 from envsup.payload import SendPayload
+from envsup.spec import WorkerSpec
 from envsup.worker import Call, Hosted
 
 BUILD_METHOD = "<build>"

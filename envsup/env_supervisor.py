@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import numbers
 import os
 import queue
-import sys
 from collections.abc import Mapping as MappingABC
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
 
 from envsup.arena import DONE, Arena, ArenaShape, SlotCopy
+from envsup.arguments import factories_of, own_copy, positive, positive_int, retry_type_of, seed_value, timeout_of
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.envs import EnvironmentFactory, read_attribute
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
 from envsup.payload import ChildType, RecvPayload, SendPayload
 from envsup.recovery import COPY_SLOTS, VIEW_SLOTS, RecoveringSupervisor
 from envsup.spaces import fixed_leaf, layout_of
-from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, Waiting, _data_of
+from envsup.start_methods import warn_of_accelerators
+from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, _data_of
+from envsup.waiting import Waiting
 from envsup.worker import Call, Hosted, method_hint
 
 logger = logging.getLogger("envsup")
@@ -89,16 +90,16 @@ class EnvSupervisor(RecoveringSupervisor):
             logger.warning("shared_memory and copy_on_get only work with processes.")
         self._shared_memory = in_process and shared_memory
         self._copy_on_get = not (in_process and shared_memory) or copy_on_get
-        self._retry_type = _retry_type(retry_type)
+        self._retry_type = retry_type_of(retry_type)
         self._auto_reset = auto_reset
-        self._episode_num = _positive("episode_num", episode_num)
-        self._max_try = int(_positive("max_try", max_try or max_retry or 1))
-        self._reset_timeout = _timeout("reset_timeout", reset_timeout)
-        self._step_timeout = _timeout("step_timeout", step_timeout)
-        self._launch_timeout = _timeout("launch_timeout", launch_timeout)
-        self._retry_waiting_time = _timeout("retry_waiting_time", retry_waiting_time or None)
-        self._envs_per_child = _count("envs_per_child", envs_per_child)
-        self._env_fn = _factories(env_fn)
+        self._episode_num = positive("episode_num", episode_num)
+        self._max_try = int(positive("max_try", max_try or max_retry or 1))
+        self._reset_timeout = timeout_of("reset_timeout", reset_timeout)
+        self._step_timeout = timeout_of("step_timeout", step_timeout)
+        self._launch_timeout = timeout_of("launch_timeout", launch_timeout)
+        self._retry_waiting_time = timeout_of("retry_waiting_time", retry_waiting_time or None)
+        self._envs_per_child = positive_int("envs_per_child", envs_per_child)
+        self._env_fn = factories_of(env_fn)
         self._arena = None
         self._create_env_ref()
         hosted = [Hosted(i, EnvironmentFactory(factory, i)) for i, factory in enumerate(self._env_fn)]
@@ -125,7 +126,7 @@ class EnvSupervisor(RecoveringSupervisor):
 
     @property
     def _policy(self) -> Policy:  # type: ignore[override]
-        return Policy(_retry_type(self._retry_type), self._max_try, self._auto_reset, self._episode_num)
+        return Policy(retry_type_of(self._retry_type), self._max_try, self._auto_reset, self._episode_num)
 
     # -- properties --
 
@@ -233,10 +234,10 @@ class EnvSupervisor(RecoveringSupervisor):
             return {i: int(seed) + i for i in range(self.env_num)}
         if isinstance(seed, (list, tuple)) or type(seed).__name__ == "ndarray":
             assert len(seed) == self.env_num, f"there are {len(seed)} seeds for {self.env_num} environments"
-            return {i: _seed(s) for i, s in enumerate(seed)}
+            return {i: seed_value(s) for i, s in enumerate(seed)}
         if isinstance(seed, MappingABC):
             self._check_ids(seed)
-            return {int(i): _seed(s) for i, s in seed.items()}
+            return {int(i): seed_value(s) for i, s in seed.items()}
         raise TypeError(f"a seed is an int, a list or a dict of ints, not {type(seed).__name__}")
 
     def enable_save_replay(self, replay_path: Union[str, Sequence[str]]) -> None:
@@ -268,7 +269,7 @@ class EnvSupervisor(RecoveringSupervisor):
             assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
         params = self._reset_params(reset_param)
         if self._type is ChildType.PROCESS and self._start_method == "fork":
-            _warn_of_accelerators()
+            warn_of_accelerators()
         self.start_link()
         owner = Waiting() if block else None
         try:
@@ -499,7 +500,7 @@ class EnvSupervisor(RecoveringSupervisor):
                 (action,) = (*payload.args, *payload.kwargs.values())
                 self._send_steps({payload.proc_id: action}, None, payload)
             elif payload.method == "reset":
-                self._reset_param[payload.proc_id] = _own(payload.kwargs)
+                self._reset_param[payload.proc_id] = own_copy(payload.kwargs)
                 self._reset_one(payload.proc_id, None, payload)
             else:
                 super().send(payload)
@@ -594,70 +595,8 @@ class EnvSupervisor(RecoveringSupervisor):
             if len(reset_param) > self.env_num:
                 raise ValueError(f"{len(reset_param)} reset parameters for {self.env_num} environments")
             reset_param = dict(enumerate(reset_param))
-        return {i: _own(param) for i, param in self._check_ids(reset_param).items()}
+        return {i: own_copy(param) for i, param in self._check_ids(reset_param).items()}
 
 
 def _reset_call(param: dict[str, Any]) -> Any:
     return Call(0, -1, "reset", (), param)
-
-
-def _own(param: Optional[Mapping[str, Any]]) -> dict[str, Any]:
-    """A copy of reset parameters that later changes of the caller's do not reach."""
-    if param is None:
-        return {}
-    if not isinstance(param, MappingABC):
-        raise TypeError(f"reset parameters are a dict of keyword arguments, not {type(param).__name__}")
-    try:
-        return copy.deepcopy(dict(param))
-    except Exception:
-        return dict(param)
-
-
-def _seed(seed: Any) -> Optional[int]:
-    if seed is None:
-        return None
-    if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
-        return int(seed)
-    raise TypeError(f"a seed is an int, not {type(seed).__name__}")
-
-
-def _retry_type(value: Any) -> EnvRetryType:
-    try:
-        return EnvRetryType(value)
-    except ValueError:
-        raise ValueError(f"retry_type is 'reset' or 'renew', not {value!r}") from None
-
-
-def _factories(env_fn: Any) -> list[Callable[[], Any]]:
-    if not isinstance(env_fn, (list, tuple)) or not env_fn:
-        raise ValueError("env_fn must be a list with a factory for each environment")
-    for factory in env_fn:
-        if not callable(factory):
-            raise ValueError(f"env_fn holds {factory!r}, which is no factory: it cannot be called")
-    return list(env_fn)
-
-
-def _positive(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
-        raise ValueError(f"{name} must be a positive number, not {value!r}")
-    return float(value)
-
-
-def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
-        raise ValueError(f"{name} must be a positive int, not {value!r}")
-    return int(value)
-
-
-def _timeout(name: str, value: Any) -> Optional[float]:
-    return None if value is None or value == math.inf else _positive(name, value)
-
-
-def _warn_of_accelerators() -> None:
-    """A forked process cannot use CUDA or JAX where its parent has started them."""
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
-        logger.warning("CUDA is initialised in this process and does not survive a fork: use mp_ctx='spawn'.")
-    bridge = sys.modules.get("jax._src.xla_bridge")
-    if bridge is not None and getattr(bridge, "_backends", None):
-        logger.warning("JAX is initialised in this process and may hang after a fork: use mp_ctx='spawn'.")

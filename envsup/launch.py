@@ -6,70 +6,33 @@ so that it can be killed with them, and a pipe from the supervisor's process kil
 
 from __future__ import annotations
 
-import functools
-import io
 import json
 import multiprocessing
 import multiprocessing.context
 import os
 import pickle
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
-import weakref
 from multiprocessing import util as _multiprocessing_util  # noqa: F401  (its exit handler must be older than ours)
 from multiprocessing.connection import wait
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional
 
-import numpy as np
-
-from envsup.arena import Arena
+from envsup.entry import run_forked, run_spawned
 from envsup.frames import CLOSE_ALL, HEADER, STOP
-from envsup.shm import SharedMemory
-from envsup.worker import Host, Hosted, PipeServer
+from envsup.parent_ends import close_in_forked_children
+from envsup.spec import WorkerSpec, pack_spec
 
 _SPAWNED = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
-    "from envsup.launch import run_spawned; run_spawned([int(fd) for fd in sys.argv[2:]])"
+    "from envsup.entry import run_spawned; run_spawned([int(fd) for fd in sys.argv[2:]])"
 )
 
 
 # Where /proc/PID/stat has the flags of the process and its pending signals, counted from behind its name.
 _STAT_FLAGS, _STAT_PENDING = 6, 28
 _EXITING = 0x4 | 0x400  # PF_EXITING, PF_SIGNALED
-
-
-class WorkerSpec(NamedTuple):
-    """What a worker process is to host; ``life`` counts its starts."""
-
-    hosted: list[Hosted]
-    arena: Optional[Arena]
-    life: int
-
-
-class _ParentEnds:
-    """Descriptors that belong to the supervisor's process alone: a child forked from it closes them."""
-
-    def __init__(self) -> None:
-        self.owners: weakref.WeakSet[Any] = weakref.WeakSet()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self.close_all)
-
-    def close_all(self) -> None:
-        for owner in list(self.owners):
-            owner.close_descriptors()
-
-
-# At-fork handlers cannot be taken back, so there is one for the process; it holds nothing alive.
-_parent_ends = _ParentEnds()
-
-
-def close_in_forked_children(owner: Any) -> None:
-    """Have ``owner.close_descriptors()`` called in every process that is forked from this one."""
-    _parent_ends.owners.add(owner)
 
 
 class LifePipe:
@@ -249,28 +212,6 @@ def end_processes(processes: set[WorkerProcess], life_pipe: LifePipe, owner: int
     life_pipe.close()
 
 
-@functools.cache
-def get_mp_ctx() -> multiprocessing.context.BaseContext:
-    """The default context of ``multiprocessing`` for workers: fork, or spawn on Windows."""
-    return multiprocessing.get_context("spawn" if sys.platform == "win32" else "fork")
-
-
-def start_method_of(mp_ctx: Union[str, multiprocessing.context.BaseContext, None]) -> str:
-    """The start method that a context, or its name, stands for.
-
-    Raises:
-        ValueError: if there is no such method.
-    """
-    if isinstance(mp_ctx, str):
-        if mp_ctx not in STARTERS:
-            raise ValueError(f"unknown start method {mp_ctx!r}: use one of {', '.join(STARTERS)}")
-        return mp_ctx
-    if mp_ctx is not None and not isinstance(mp_ctx, multiprocessing.context.BaseContext):
-        raise ValueError(f"mp_ctx is a context of multiprocessing or the name of one, not {mp_ctx!r}")
-    method = (mp_ctx or get_mp_ctx()).get_start_method()
-    return str(method)
-
-
 def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe) -> WorkerProcess:
     """Start a worker process.
 
@@ -304,7 +245,7 @@ def _close_all(*fds: int) -> None:
 
 
 def _fork(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
-    process = multiprocessing.get_context("fork").Process(target=_run_forked, args=(spec, worker_fds))
+    process = multiprocessing.get_context("fork").Process(target=run_forked, args=(spec, worker_fds))
     pid = os.fork()
     if pid:
         try:
@@ -321,17 +262,6 @@ def _fork(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) 
         os._exit(code)
 
 
-def _run_forked(spec: WorkerSpec, fds: list[int]) -> None:
-    _part_random_states(spec.hosted[0].proc_id, spec.life)
-    _run(spec, *fds)
-
-
-def _part_random_states(proc_id: int, life: int) -> None:
-    """Forked workers inherit one random state: make each its own, still a function of what was inherited."""
-    np.random.seed([*np.random.randint(0, 2**32, 4, dtype=np.uint32), proc_id, life])
-    random.seed(f"{random.getrandbits(128)} {proc_id} {life}")
-
-
 def _spawn(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
     body, shared = pack_spec(spec)
     fds = [*worker_fds, *shared]
@@ -340,25 +270,6 @@ def _spawn(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int])
     process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
     process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
     return process.pid, -1, body
-
-
-def run_spawned(fds: list[int]) -> None:
-    """Entry of a spawned worker: read what to host from the request pipe, then serve it."""
-    with os.fdopen(os.dup(fds[0]), "rb", buffering=0) as pipe:
-        size = int.from_bytes(_read_exactly(pipe, 8), "little")
-        body = _read_exactly(pipe, size)
-    _run(unpack_spec(body, fds[3:]), *fds[:3])
-
-
-def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
-    parts = []
-    while size:
-        data = pipe.read(min(size, 1 << 20))
-        if not data:
-            os._exit(1)  # The supervisor is gone.
-        parts.append(data)
-        size -= len(data)
-    return b"".join(parts)
 
 
 class _ForkServerWorker:
@@ -381,7 +292,7 @@ def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[i
 
     body, shared = pack_spec(spec)
     fds = [*worker_fds, *shared]
-    server = forkserver._forkserver  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver
     if server._preload_modules == ["__main__"]:
         # The default, which some versions of Python act upon: a script without a guard would run in the server.
         server.set_forkserver_preload([])
@@ -396,117 +307,3 @@ def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[i
 
 
 STARTERS = {"fork": _fork, "spawn": _spawn, "forkserver": _ask_forkserver}
-
-
-class _Pickled:
-    """An init that is unpickled only when the worker builds it, so that a failing import is an error of that init."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    def __call__(self) -> Any:
-        init = pickle.loads(self._data)
-        return init() if callable(init) else init
-
-
-def pack_spec(spec: WorkerSpec) -> tuple[bytes, list[int]]:
-    """Pickle a spec for a process that is not forked; returns (its length and itself, descriptors it refers to).
-
-    Raises:
-        TypeError: if something in it cannot be pickled, with the name of the object.
-    """
-    from envsup.carry import CarryingPickler
-
-    fds: list[int] = []
-
-    class Pickler(CarryingPickler):
-        def persistent_id(self, value: Any) -> Optional[tuple[int, int]]:
-            if not isinstance(value, SharedMemory):
-                return None
-            fds.append(value.fd)
-            return len(fds) - 1, value.size
-
-    hosted = [
-        Hosted(h.proc_id, _Pickled(_pickled(h.init, h.proc_id)), h.shm_buffer, h.shm_callback) for h in spec.hosted
-    ]
-    file = io.BytesIO()
-    Pickler(file, pickle.HIGHEST_PROTOCOL).dump((sys.argv, spec._replace(hosted=hosted)))
-    body = file.getvalue()
-    return len(body).to_bytes(8, "little") + body, fds
-
-
-def _pickled(init: Any, proc_id: int) -> bytes:
-    from envsup.carry import carry
-
-    try:
-        return carry(init)
-    except Exception as error:
-        raise TypeError(f"the factory of environment {proc_id} cannot be sent to a new process: {error}") from error
-
-
-def unpack_spec(body: bytes, fds: list[int]) -> WorkerSpec:
-    """The spec that ``pack_spec`` pickled; ``fds`` are the descriptors as they arrived here."""
-
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: tuple[int, int]) -> SharedMemory:
-            return SharedMemory.from_descriptor(fds[pid[0]], pid[1])
-
-    sys.argv, spec = Unpickler(io.BytesIO(body)).load()
-    assert isinstance(spec, WorkerSpec)
-    return spec
-
-
-def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None:
-    _reset_signals()
-    try:
-        os.setpgid(0, 0)
-    except OSError:
-        pass  # It leads a session already.
-    _die_with_parent(life_fd)
-    PipeServer(Host(spec.hosted, spec.arena), request_fd, reply_fd).serve()
-    _leave_behind()
-
-
-def _leave_behind() -> None:
-    """What the environments have left running would keep this process from leaving; it is to end with it."""
-    for process in multiprocessing.active_children():
-        process.kill()
-    if any(thread is not threading.current_thread() and not thread.daemon for thread in threading.enumerate()):
-        _multiprocessing_util._exit_function()
-        _multiprocessing_util._flush_std_streams()  # type: ignore[attr-defined]
-        os._exit(0)
-
-
-def _reset_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-
-
-def _die_with_parent(life_fd: int) -> None:
-    """Have the kernel kill this process group when the other end of the pipe is closed, whatever we do then."""
-    import fcntl
-
-    try:
-        # Opened anew: the owner and the signal belong to the open file, which forked siblings would share.
-        fd = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK)
-        number = fcntl.F_SETSIG
-    except (OSError, AttributeError):
-        threading.Thread(target=_watch_pipe, args=(life_fd,), daemon=True).start()
-        return
-    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
-    fcntl.fcntl(fd, number, signal.SIGKILL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
-    try:
-        os.read(fd, 1)
-    except BlockingIOError:
-        return  # Nothing to read: the supervisor lives.
-    os._exit(1)
-
-
-def _watch_pipe(life_fd: int) -> None:
-    os.read(life_fd, 1)
-    os.killpg(os.getpgrp(), signal.SIGKILL)

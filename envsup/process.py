@@ -27,7 +27,8 @@ from envsup.frames import (
     STEP,
     STOP,
 )
-from envsup.launch import WorkerProcess, WorkerSpec
+from envsup.launch import WorkerProcess
+from envsup.spec import WorkerSpec
 from envsup.worker import Call, Failed, Hosted, dump, has_text
 
 _READ_SIZE = 8192

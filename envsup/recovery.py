@@ -8,79 +8,17 @@ import numpy as np
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, REWARD_ARRAY, UNBUILT, Arena
 from envsup.child import BUILD_METHOD, Child, Request
+from envsup.env_record import EnvPayload, EnvRecord
 from envsup.errors import WorkerDied
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_reset, after_step
 from envsup.payload import RecvPayload, SendPayload
 from envsup.spaces import ABSENT, Partial, restore
-from envsup.supervisor import Supervisor, Waiting
+from envsup.supervisor import Supervisor
+from envsup.waiting import Waiting
 
 COPY_SLOTS, VIEW_SLOTS = 2, 4
 _STEP_SLOTS, _RESET_SLOTS = (0, 1), (1, 0)
 _VIEW_RESET_SLOTS = (2, 3)
-
-
-class EnvPayload(RecvPayload):
-    """A reply for ``recv``: what it does to the state of its environment is done when it is delivered."""
-
-    event: Optional[Event] = None
-    observation: Any = None
-    number: int = 0
-
-
-class EnvRecord:
-    """What is known of one environment.
-
-    Attributes:
-        busy: bits of the arena's slots that a request in flight may fill.
-        held: bits of the slots that views given to the user refer to (copy_on_get=False only).
-        ready_bit: the bit of the slot of its newest observation.
-        tries: failed resets in a row.
-        recovering: whether a failure is being recovered from.
-        recovery: the reset that will end that.
-        joiners: the blocking calls that wait for it.
-        deliver: whether ``recv`` is to return its observation.
-        retry: when to try again, and how.
-        waiting_steps: steps that were sent meanwhile.
-        lost: why its episode was lost while no request was open; the next step says so.
-        prepare_error: why its seed or replay path could not be set again.
-        new_seed: whether a seed has to be sent before the next reset.
-        applied: number of the newest reply that its state shows.
-    """
-
-    __slots__ = (
-        "applied",
-        "busy",
-        "child",
-        "deliver",
-        "env_id",
-        "held",
-        "joiners",
-        "lost",
-        "new_seed",
-        "prepare_error",
-        "ready_bit",
-        "recovering",
-        "recovery",
-        "retry",
-        "tries",
-        "waiting_steps",
-    )
-
-    def __init__(self, env_id: int, child: Child) -> None:
-        self.env_id = env_id
-        self.child = child
-        self.busy = self.held = self.ready_bit = 0
-        self.tries = 0
-        self.recovering = False
-        self.recovery: Optional[Request] = None
-        self.joiners: list[Waiting] = []
-        self.deliver = False
-        self.retry: Optional[tuple[float, Action]] = None
-        self.waiting_steps: list[tuple[Request, Any]] = []
-        self.lost: Optional[Exception] = None
-        self.prepare_error: Optional[Exception] = None
-        self.new_seed = False
-        self.applied = 0
 
 
 class RecoveringSupervisor(Supervisor):

@@ -14,81 +14,27 @@ import time
 import weakref
 from collections import deque
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, ClassVar, Hashable, Iterator, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, ClassVar, Iterator, Mapping, NoReturn, Optional, Sequence, Union
 
 from envsup.arena import FAILED
 from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request, stop_all
 from envsup.errors import SupervisorClosed
 from envsup.inbox import Inbox, Key
-from envsup.launch import (
-    LifePipe,
-    WorkerProcess,
-    WorkerSpec,
-    close_in_forked_children,
-    end_processes,
-    start_method_of,
-    start_worker,
-)
+from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
+from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.poller import Poller, make_poller
 from envsup.process import ChildProcess
+from envsup.receive_all import ReceiveAll, RemainPayloads
+from envsup.spec import WorkerSpec
+from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
+from envsup.waiting import Doorbell, Waiting
 from envsup.worker import Hosted
 
 logger = logging.getLogger("envsup")
 
 DEFAULT_LAUNCH_TIMEOUT = 60.0
-RemainPayloads = dict[Hashable, SendPayload]
-
-
-class Waiting:
-    """A blocking call: how many replies it still waits for, and those that came."""
-
-    __slots__ = ("abandoned", "error", "pending", "results")
-
-    def __init__(self) -> None:
-        self.pending = 0
-        self.results: dict[Any, Any] = {}
-        self.error: Optional[BaseException] = None
-        self.abandoned = False
-
-
-class Doorbell:
-    """Wakes the thread that waits in the poller, from any thread."""
-
-    def __init__(self) -> None:
-        self.fd, self._write_end = os.pipe()
-        os.set_blocking(self.fd, False)
-        os.set_blocking(self._write_end, False)
-        self._rung = False
-        close_in_forked_children(self)
-
-    def ring(self) -> None:
-        """Make ``fd`` readable."""
-        if not self._rung:
-            self._rung = True
-            try:
-                os.write(self._write_end, b"!")
-            except OSError:
-                pass  # Full, which will do, or closed, and nobody waits.
-
-    def answer(self) -> None:
-        """Make ``fd`` unreadable until the next ring."""
-        try:
-            os.read(self.fd, 64)
-        except BlockingIOError:
-            pass
-        self._rung = False  # After the read, which would swallow a ring in between.
-
-    def close_descriptors(self) -> None:
-        """Give both ends back; also in a forked child."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            os.close(self._write_end)
-            self.fd = self._write_end = -1
-
-    def __del__(self) -> None:
-        self.close_descriptors()  # Of a supervisor that nobody closed.
 
 
 class Supervisor:
@@ -227,7 +173,7 @@ class Supervisor:
             SupervisorClosed: if the supervisor is closed while this waits.
         """
         assert send_payloads, "There is no request to wait for."
-        return _ReceiveAll(self, send_payloads, ignore_err, callback, timeout).run()
+        return ReceiveAll(self, send_payloads, ignore_err, callback, timeout).run()
 
     def get_child_attr(self, proc_id: int, key: str) -> Any:
         """Read a public attribute of the object in one worker.
@@ -570,90 +516,3 @@ def _data_of(payloads: Sequence[RecvPayload]) -> list[Any]:
         if payload.err is not None:
             raise payload.err
     return [payload.data for payload in payloads]
-
-
-class _ReceiveAll:
-    """One call of ``Supervisor.recv_all``."""
-
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        payloads: Sequence[SendPayload],
-        ignore_err: bool,
-        callback: Optional[Callable[[RecvPayload, RemainPayloads], Any]],
-        timeout: Optional[float],
-    ) -> None:
-        self._supervisor = supervisor
-        self._wanted = list(payloads)
-        self._ignore_err = ignore_err
-        self._callback = callback
-        self._timeout = timeout
-        self._remain: RemainPayloads = {}
-        # Several requests may have the same req_id, which the dict of the callback cannot hold.
-        self._twins: list[SendPayload] = []
-        for payload in payloads:
-            if payload.req_id in self._remain:
-                self._twins.append(payload)
-            else:
-                self._remain[payload.req_id] = payload
-        self._since: dict[Key, float] = {}
-        self._results: dict[Key, deque[RecvPayload]] = {}
-
-    def run(self) -> list[RecvPayload]:
-        while self._remain or self._twins:
-            payload = self._next()
-            if payload is not None:
-                self._accept(payload)
-            else:
-                self._expire()
-        return [self._results[_key(payload)].popleft() for payload in self._wanted]
-
-    def _open(self) -> dict[Key, SendPayload]:
-        found = {(payload.proc_id, req_id): payload for req_id, payload in self._remain.items()}
-        return {**found, **{_key(payload): payload for payload in self._twins}}
-
-    def _next(self) -> Optional[RecvPayload]:
-        """The next reply to an open request, None if the oldest of them is late."""
-        supervisor = self._supervisor
-        keys = set(self._open())
-        with supervisor._lock:
-            now = supervisor.clock()
-            started = [self._since.setdefault(key, now) for key in keys]
-            left = None if self._timeout is None else min(started) + self._timeout - now
-            if not supervisor._wait(lambda: supervisor._inbox.has_any(keys), left):
-                return None
-            payload = supervisor._inbox.take_any(keys)
-            supervisor._delivered(payload)
-            return payload
-
-    def _accept(self, payload: RecvPayload) -> None:
-        key = (payload.proc_id, payload.req_id)
-        self._since.pop(key, None)
-        first = self._remain.get(payload.req_id)
-        if first is not None and first.proc_id == payload.proc_id:
-            del self._remain[payload.req_id]
-        else:
-            self._twins.remove(next(p for p in self._twins if _key(p) == key))
-        self._results.setdefault(key, deque()).append(payload)
-        if payload.err is not None and not self._ignore_err:
-            raise payload.err
-        if self._callback is not None:
-            self._callback(payload, self._remain)
-
-    def _expire(self) -> None:
-        now = self._supervisor.clock()
-        assert self._timeout is not None
-        late = {key: p for key, p in self._open().items() if self._since[key] + self._timeout <= now}
-        if not late:
-            return
-        self._supervisor._drop(set(late))
-        error = f"no reply within {self._timeout} s from " + ", ".join(str(key[0]) for key in late)
-        if not self._ignore_err:
-            raise TimeoutError(error)
-        for payload in late.values():
-            missing = RecvPayload(payload.proc_id, payload.req_id, payload.method, err=TimeoutError(error))
-            self._accept(missing)
-
-
-def _key(payload: SendPayload) -> Key:
-    return payload.proc_id, payload.req_id

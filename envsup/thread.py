@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+import weakref
 from collections import deque
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
@@ -16,7 +17,7 @@ import numpy as np
 from envsup.arena import EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback
-from envsup.frames import BUILD, CALL, STEP, STOP
+from envsup.frames import BUILD, CALL, CLOSE_ALL, STEP, STOP
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -30,41 +31,67 @@ class _Task(NamedTuple):
 
 
 class _Life:
-    """One life of a worker thread: its requests and its replies, shared with no other."""
+    """One life of a worker thread: its requests and its replies, shared with no other.
+
+    The thread does not keep the child alive, and leaves when that is gone.
+    """
 
     def __init__(self, child: "ChildThread") -> None:
         self.tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self.replies: deque[tuple[int, int, Any]] = deque()
-        self.thread = threading.Thread(target=self._serve, args=(child,), name=child.name(), daemon=True)
+        hosted = [Hosted(h.proc_id, h.init) for h in child.hosted]
+        arguments = (weakref.ref(child), hosted, self.tasks, self.replies)
+        self.thread = threading.Thread(target=_serve, args=arguments, name=child.name(), daemon=True)
+        weakref.finalize(child, self.tasks.put, _Task(STOP, work=CLOSE_ALL)).atexit = False
 
-    def _serve(self, child: "ChildThread") -> None:
-        host = Host([Hosted(h.proc_id, h.init) for h in child.hosted], None)
-        for local in range(len(host.hosted)):
-            self._reply(child, BUILD, 0, _built(host, local))
-        while True:
-            task = self.tasks.get()
-            if task.kind == STOP:
-                return
-            if task.kind == STEP:
-                self._step(child, host, task)
-            elif task.kind == CALL:
-                self._reply(child, CALL, task.seq, _copied(*host.call(task.work)))
-            else:
-                self._reply(child, BUILD, task.seq, _built(host, task.work))
 
-    def _step(self, child: "ChildThread", host: Host, task: _Task) -> None:
-        done = []
-        for local, action in task.work:
-            done.append(_copied(*host.step(local, -1, action)))
-            if task.eager:
-                self._reply(child, STEP, task.seq, done)
-                done = []
-        if done:
-            self._reply(child, STEP, task.seq, done)
+class _Answers:
+    """The replies of a thread on their way to its child."""
 
-    def _reply(self, child: "ChildThread", kind: int, seq: int, data: Any) -> None:
-        self.replies.append((kind, seq, data))
-        child.listener.ring(child)
+    def __init__(self, child: "weakref.ref[ChildThread]", replies: "deque[tuple[int, int, Any]]") -> None:
+        self._child = child
+        self._replies = replies
+
+    def send(self, kind: int, seq: int, data: Any) -> None:
+        self._replies.append((kind, seq, data))
+        child = self._child()
+        if child is not None:
+            child.listener.ring(child)
+
+
+def _serve(
+    child: "weakref.ref[ChildThread]",
+    hosted: list[Hosted],
+    tasks: "queue.SimpleQueue[_Task]",
+    replies: "deque[tuple[int, int, Any]]",
+) -> None:
+    """What the thread does: build everything, then answer until told to stop."""
+    host, answers = Host(hosted, None), _Answers(child, replies)
+    for local in range(len(hosted)):
+        answers.send(BUILD, 0, _built(host, local))
+    while True:
+        task = tasks.get()
+        if task.kind == STOP:
+            if task.work == CLOSE_ALL:
+                host.close()
+            return
+        if task.kind == STEP:
+            _step(host, task, answers)
+        elif task.kind == CALL:
+            answers.send(CALL, task.seq, _copied(*host.call(task.work)))
+        else:
+            answers.send(BUILD, task.seq, _built(host, task.work))
+
+
+def _step(host: Host, task: _Task, answers: _Answers) -> None:
+    done = []
+    for local, action in task.work:
+        done.append(_copied(*host.step(local, -1, action)))
+        if task.eager:
+            answers.send(STEP, task.seq, done)
+            done = []
+    if done:
+        answers.send(STEP, task.seq, done)
 
 
 def _built(host: Host, local: int) -> tuple[int, Any]:

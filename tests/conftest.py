@@ -23,7 +23,7 @@ GRACE = 5.0
 _failed = pytest.StashKey[bool]()
 
 # Numpy once for all workers of the fork server.
-multiprocessing.set_forkserver_preload(["envsup.launch"])
+multiprocessing.set_forkserver_preload(["envsup.entry"])
 
 
 def pytest_configure(config: pytest.Config) -> None:

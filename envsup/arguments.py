@@ -1,0 +1,63 @@
+"""Checks of what a supervisor of environments is given: bad input raises here, at the call that made it."""
+
+from __future__ import annotations
+
+import copy
+import math
+import numbers
+from collections.abc import Mapping as MappingABC
+from typing import Any, Callable, Mapping, Optional
+
+from envsup.lifecycle import EnvRetryType
+
+
+def own_copy(param: Optional[Mapping[str, Any]]) -> dict[str, Any]:
+    """A copy of reset parameters that later changes of the caller's do not reach."""
+    if param is None:
+        return {}
+    if not isinstance(param, MappingABC):
+        raise TypeError(f"reset parameters are a dict of keyword arguments, not {type(param).__name__}")
+    try:
+        return copy.deepcopy(dict(param))
+    except Exception:
+        return dict(param)
+
+
+def seed_value(seed: Any) -> Optional[int]:
+    if seed is None:
+        return None
+    if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
+        return int(seed)
+    raise TypeError(f"a seed is an int, not {type(seed).__name__}")
+
+
+def retry_type_of(value: Any) -> EnvRetryType:
+    try:
+        return EnvRetryType(value)
+    except ValueError:
+        raise ValueError(f"retry_type is 'reset' or 'renew', not {value!r}") from None
+
+
+def factories_of(env_fn: Any) -> list[Callable[[], Any]]:
+    if not isinstance(env_fn, (list, tuple)) or not env_fn:
+        raise ValueError("env_fn must be a list with a factory for each environment")
+    for factory in env_fn:
+        if not callable(factory):
+            raise ValueError(f"env_fn holds {factory!r}, which is no factory: it cannot be called")
+    return list(env_fn)
+
+
+def positive(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) > 0:
+        raise ValueError(f"{name} must be a positive number, not {value!r}")
+    return float(value)
+
+
+def positive_int(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or int(value) < 1:
+        raise ValueError(f"{name} must be a positive int, not {value!r}")
+    return int(value)
+
+
+def timeout_of(name: str, value: Any) -> Optional[float]:
+    return None if value is None or value == math.inf else positive(name, value)

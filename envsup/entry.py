@@ -1,0 +1,102 @@
+"""Where a worker process begins: it leads its own group, heeds no signal of its parent's, and dies with it."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import random
+import signal
+import threading
+from multiprocessing import util as multiprocessing_util
+
+import numpy as np
+
+from envsup.spec import WorkerSpec, unpack_spec
+from envsup.worker import Host, PipeServer
+
+
+def run_forked(spec: WorkerSpec, fds: list[int]) -> None:
+    _part_random_states(spec.hosted[0].proc_id, spec.life)
+    _run(spec, *fds)
+
+
+def _part_random_states(proc_id: int, life: int) -> None:
+    """Forked workers inherit one random state: make each its own, still a function of what was inherited."""
+    np.random.seed([*np.random.randint(0, 2**32, 4, dtype=np.uint32), proc_id, life])
+    random.seed(f"{random.getrandbits(128)} {proc_id} {life}")
+
+
+def run_spawned(fds: list[int]) -> None:
+    """Entry of a spawned worker: read what to host from the request pipe, then serve it."""
+    with os.fdopen(os.dup(fds[0]), "rb", buffering=0) as pipe:
+        size = int.from_bytes(_read_exactly(pipe, 8), "little")
+        body = _read_exactly(pipe, size)
+    _run(unpack_spec(body, fds[3:]), *fds[:3])
+
+
+def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
+    parts = []
+    while size:
+        data = pipe.read(min(size, 1 << 20))
+        if not data:
+            os._exit(1)  # The supervisor is gone.
+        parts.append(data)
+        size -= len(data)
+    return b"".join(parts)
+
+
+def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None:
+    _reset_signals()
+    try:
+        os.setpgid(0, 0)
+    except OSError:
+        pass  # It leads a session already.
+    _die_with_parent(life_fd)
+    PipeServer(Host(spec.hosted, spec.arena), request_fd, reply_fd).serve()
+    _leave_behind()
+
+
+def _leave_behind() -> None:
+    """What the environments have left running would keep this process from leaving; it is to end with it."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    if any(thread is not threading.current_thread() and not thread.daemon for thread in threading.enumerate()):
+        multiprocessing_util._exit_function()  # type: ignore[attr-defined]
+        multiprocessing_util._flush_std_streams()  # type: ignore[attr-defined]
+        os._exit(0)
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def _die_with_parent(life_fd: int) -> None:
+    """Have the kernel kill this process group when the other end of the pipe is closed, whatever we do then."""
+    import fcntl
+
+    try:
+        # Opened anew: the owner and the signal belong to the open file, which forked siblings would share.
+        fd = os.open(f"/proc/self/fd/{life_fd}", os.O_RDONLY | os.O_NONBLOCK)
+        number = fcntl.F_SETSIG
+    except (OSError, AttributeError):
+        threading.Thread(target=_watch_pipe, args=(life_fd,), daemon=True).start()
+        return
+    fcntl.fcntl(fd, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(fd, number, signal.SIGKILL)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
+    try:
+        os.read(fd, 1)
+    except BlockingIOError:
+        return  # Nothing to read: the supervisor lives.
+    os._exit(1)
+
+
+def _watch_pipe(life_fd: int) -> None:
+    os.read(life_fd, 1)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
