@@ -425,6 +425,8 @@ class Supervisor:
             if not ready:
                 break
             self._dispatch(ready)
+        for child in self._children:
+            child.receive()  # A thread may have answered and not rung yet.
         now = self.clock()
         self._on_time(now)
         for child in self._children:
