@@ -164,7 +164,7 @@ class RecoveringSupervisor(Supervisor):
         """The environment has been reset already, when it was renewed with others of its worker."""
         if owner is None:
             obs = self._ready_obs.get(env.env_id)
-            self._deliver(Request("reset", (env.env_id,)), obs, Event.STARTED, observation=obs)
+            self._deliver(env.env_id, Request("reset", (env.env_id,)), obs, Event.STARTED, observation=obs)
         else:
             self._set_state(env, Event.STARTED)
 
@@ -207,7 +207,7 @@ class RecoveringSupervisor(Supervisor):
 
     def _prepare(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
         """What a new environment is told before its first reset: its seed and its replay path."""
-        env.new_seed = False
+        env.new_seed, env.prepare_error = False, None
         self._send_seed(env, owner)
         if self._env_replay_path is not None:
             self._send_internal(env, "enable_save_replay", [self._env_replay_path[env.env_id]], owner)
@@ -275,10 +275,11 @@ class RecoveringSupervisor(Supervisor):
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
         obs, reward, done, info = self._parts(env, slot, status, extra)
         data, obs = self._maker.timestep(obs, reward, done, info, env.env_id)
-        self._deliver(request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
+        self._deliver(env.env_id, request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
 
     def _deliver(
         self,
+        env_id: int,
         request: Request,
         data: Any,
         event: Optional[Event],
@@ -286,7 +287,7 @@ class RecoveringSupervisor(Supervisor):
         error: Optional[Exception] = None,
     ) -> None:
         """Leave a reply for ``recv``."""
-        sent, env_id = request.payload, request.proc_ids[0]
+        sent = request.payload
         self._number += 1
         req_id = sent.req_id if sent is not None else f"{env_id}.{self._number}"
         payload = EnvPayload(env_id, req_id, request.method, data, error)
@@ -341,7 +342,7 @@ class RecoveringSupervisor(Supervisor):
             if not deliver:
                 owner = _SILENT
         if deliver:
-            self._deliver(request, obs, Event.STARTED, observation=obs)
+            self._deliver(env.env_id, request, obs, Event.STARTED, observation=obs)
         else:
             self._set_state(env, Event.STARTED)
             self._ready_obs[env.env_id] = obs
@@ -389,7 +390,7 @@ class RecoveringSupervisor(Supervisor):
                 self._set_state(env, Event.FAILED)
                 owner.error = owner.error or error
         else:
-            self._deliver(request, None, Event.FAILED, error=error)
+            self._deliver(env.env_id, request, None, Event.FAILED, error=error)
 
     def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         self._free_slot(env, request.slots[request.proc_ids.index(env.env_id)])
@@ -398,9 +399,10 @@ class RecoveringSupervisor(Supervisor):
 
     def _deliver_failed_step(self, env: EnvRecord, request: Request, error: Exception) -> None:
         owner = request.owner
+        env.lost = None  # This tells it.
         if owner is None:
             data = self._maker.abnormal(error, env.env_id)
-            self._deliver(request, data, Event.FAILED, error=error)
+            self._deliver(env.env_id, request, data, Event.FAILED, error=error)
         else:
             owner.results[env.env_id] = error
             owner.pending -= 1
@@ -431,6 +433,7 @@ class RecoveringSupervisor(Supervisor):
         self._free_slot(env, request.slots[0])
         owner = request.owner
         if env.recovering and request is not env.recovery:
+            env.lost = None
             self._join(env, owner)
             if owner is not None and owner is not _SILENT:
                 owner.pending -= 1
@@ -516,6 +519,8 @@ class RecoveringSupervisor(Supervisor):
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
                     env.lost = env.lost or error
+                    for waiting in cause.joiners:
+                        self._join(env, waiting)
                 env.recovering = True
                 found.append(env)
         return found

@@ -1,0 +1,106 @@
+"""``envs_per_child``: several environments in one worker, each with a state, timesteps and failures of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+from support import Make, abnormal, error_of, receive
+
+from envsup import EnvState, EnvSupervisor
+from envsup.errors import WorkerDied
+from envsup.testing import ScriptedEnv, ScriptedError
+
+ENVS = [partial(ScriptedEnv, length=1000)] * 5
+
+
+def step(sup: EnvSupervisor, actions: dict[int, Any]) -> list[bool]:
+    """Which of the timesteps are abnormal."""
+    return [abnormal(ts) for ts in sup.step(actions)]
+
+
+def every(action: Any, ids: Sequence[int] = range(5)) -> dict[int, Any]:
+    return dict.fromkeys(ids, action)
+
+
+def test_each_environment_gets_its_own_action_and_observation(make: Make) -> None:
+    sup = make(ENVS, envs_per_child=2)
+    sup.seed(10)
+    sup.launch()
+    assert len(sup._children) == 3
+    for t in (1, 2):
+        timesteps = sup.step({4: 44, 1: 11, 0: 0, 3: 33})
+        assert [int(ts.env_id) for ts in timesteps] == [4, 1, 0, 3]
+        assert [ts.obs.tolist() for ts in timesteps] == [[10 + i, 0, t, 11 * i] for i in (4, 1, 0, 3)]
+
+
+def test_replies_come_one_by_one(make: Make) -> None:
+    sup = make(ENVS, envs_per_child=3)
+    sup.launch()
+    sup.step(every(7), block=False)
+    assert sorted(p.proc_id for p in receive(sup, 5)) == [0, 1, 2, 3, 4]
+
+
+def test_a_step_that_raises_concerns_its_environment_alone(make: Make) -> None:
+    sup = make(ENVS, envs_per_child=5, retry_type="renew", max_try=2)
+    sup.launch()
+    step(sup, every(1))
+    timesteps = sup.step({**every(1), 2: "raise"})
+    assert [abnormal(ts) for ts in timesteps] == [False, False, True, False, False]
+    assert isinstance(error_of(timesteps[2]), ScriptedError)
+    assert [obs.tolist()[1:3] for obs in sup.ready_obs] == [[0, 2], [0, 2], [1, 0], [0, 2], [0, 2]]
+
+
+def test_a_reset_that_raises_renews_its_environment_alone(make: Make) -> None:
+    sup = make(ENVS, envs_per_child=5, retry_type="renew", max_try=2)
+    sup.launch()
+    step(sup, every(1))
+    sup.reset({2: {"do": "ok"}})
+    pids = sup.pid
+    with pytest.raises(RuntimeError, match="environment 2 could not be reset"):
+        sup.reset({2: {"do": "raise"}})
+    assert len(set(pids)) == 1
+
+
+def test_a_death_is_told_once_to_each_environment_of_the_worker(make_process: Make) -> None:
+    """Those with a step open get their abnormal timestep, the others at their next step; all begin anew."""
+    sup = make_process(ENVS, envs_per_child=3, max_try=3)
+    sup.seed(10)
+    sup.launch()
+    step(sup, every(1))
+    timesteps = sup.step({0: 1, 1: "kill", 3: 1})
+    # The reply of environment 0 was not sent before the worker died: they share one.
+    assert [abnormal(ts) for ts in timesteps] == [True, True, False]
+    assert all(isinstance(error_of(ts), WorkerDied) and "SIGKILL" in str(error_of(ts)) for ts in timesteps[:2])
+    assert [obs.tolist()[:3] for obs in sup.ready_obs[:3]] == [[10, 0, 0], [11, 0, 0], [12, 0, 0]]
+    assert step(sup, every(1)) == [False, False, True, False, False]
+    assert set(sup.env_states.values()) == {EnvState.RUN}
+    assert step(sup, every(1)) == [False] * 5
+
+
+def test_a_death_is_told_once_asynchronously_too(make_process: Make) -> None:
+    sup = make_process(ENVS[:2], envs_per_child=2, max_try=3)
+    sup.launch(block=False)
+    receive(sup, 2)
+    sup.step({0: "kill"}, block=False)
+    got = receive(sup, 2)
+    assert [(p.method, p.err is None) for p in got if p.proc_id == 0] == [("step", False), ("reset", True)]
+    sup.step(every(1, range(2)), block=False)
+    got = receive(sup, 3)
+    assert [(p.method, p.err is None) for p in got if p.proc_id == 0] == [("step", True)]
+    assert [(p.method, p.err is None) for p in got if p.proc_id == 1] == [("step", False), ("reset", True)]
+
+
+def test_an_environment_that_hangs_has_its_worker_renewed(make_process: Make) -> None:
+    sup = make_process(ENVS[:4], envs_per_child=2, step_timeout=0.5, retry_type="renew", max_try=3)
+    sup.launch()
+    assert step(sup, {0: "hang", 2: 1})[0]
+    assert sup.ready_obs_id == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, True, "2"])
+def test_a_number_that_makes_no_sense(make_fork: Make, bad: Any) -> None:
+    with pytest.raises(ValueError, match="envs_per_child"):
+        make_fork(ENVS, envs_per_child=bad)
