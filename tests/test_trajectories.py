@@ -161,7 +161,8 @@ class Account:
     def check(self, kills: int) -> None:
         for env_id, sent in self.sent.items():
             assert self.normal[env_id] + self.lost[env_id] == sent, env_id
-        assert 0 < sum(self.lost.values()) <= kills
+        # Two for a kill: a reset that was left from the first run lets a second step follow the one in flight.
+        assert 0 < sum(self.lost.values()) <= 2 * kills
 
 
 def account_sync(account: Account, steps: int, every: int) -> int:
