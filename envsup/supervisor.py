@@ -236,7 +236,7 @@ class Supervisor:
             while self._polling:
                 assert self._doorbell is not None
                 self._doorbell.ring()
-                self._turn.wait()
+                self._sleep(None)
             try:
                 stop_all(self._children, timeout, time.monotonic)
             finally:
@@ -395,12 +395,12 @@ class Supervisor:
         elif left is not None:
             left = max(0.0, left)
         self._polling = True
-        self._lock.release()
-        try:
+        try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
+            self._lock.release()
             ready = poller.poll(left)
         finally:
-            self._lock.acquire()
             self._polling = False
+            self._lock.acquire()
             if self._sleepers:
                 self._turn.notify_all()
         if self._running:
