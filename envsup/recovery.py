@@ -113,7 +113,11 @@ class RecoveringSupervisor(Supervisor):
         if owner is not None:
             owner.pending += len(actions)
         for child, request, steps in packed:
-            child.send_steps(request, steps)
+            try:
+                child.send_steps(request, steps)
+            except BaseException:
+                self._suspect(child)
+                raise
         for env, request, steps in held:
             self._hold_step(env, request, steps)
 
@@ -543,6 +547,17 @@ class RecoveringSupervisor(Supervisor):
                 self._deaths.pop(env_id, None)
                 self._prepare(env, _SILENT)
 
+    def _end_suspect(self, child: Child) -> None:
+        super()._end_suspect(child)
+        for env_id in child.proc_ids:
+            env = self._envs[env_id]
+            if not env.recovering or env.retry is not None:
+                continue
+            if not child.alive:
+                self._renew(env)
+            elif env.recovery not in child.open:
+                env.recovery = self._send_reset(env, _SILENT)
+
     def _on_expired(self, child: Child, request: Request) -> None:
         error = self._timeout_error(request)
         if request.method == BUILD_METHOD:
@@ -556,7 +571,11 @@ class RecoveringSupervisor(Supervisor):
     def _on_time(self, now: float) -> None:
         for env in self._envs:
             if env.retry is not None and env.retry[0] <= now:
-                self._retry(env, env.retry[1])
+                try:
+                    self._retry(env, env.retry[1])
+                except BaseException:
+                    self._suspect(env.child)
+                    raise
 
     def _deadlines(self) -> Iterator[float]:
         yield from super()._deadlines()

@@ -18,7 +18,7 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, NoReturn, Optiona
 
 from envsup.arena import FAILED
 from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request, stop_all
-from envsup.errors import SupervisorClosed
+from envsup.errors import SupervisorClosed, WorkerDied
 from envsup.inbox import Inbox, Key
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
 from envsup.parent_ends import close_in_forked_children
@@ -68,6 +68,7 @@ class Supervisor:
         self._sleepers = 0
         self._inbox = Inbox()
         self._deaths: dict[int, Exception] = {}
+        self._suspects: set[Child] = set()
         self._next_check = math.inf
         self._handlers: dict[int, Callable[[], None]] = {}
         self._rung: deque[Child] = deque()
@@ -249,6 +250,7 @@ class Supervisor:
         self._handlers.clear()
         self._inbox.clear()
         self._deaths.clear()
+        self._suspects.clear()
         self._rung.clear()
         self._next_check = math.inf
         if self._finalizer is not None:
@@ -341,7 +343,12 @@ class Supervisor:
             self._doorbell.answer()
         rung = self._rung
         while rung:
-            rung.popleft().receive()
+            child = rung.popleft()
+            try:
+                child.receive()
+            except BaseException:
+                self._suspect(child)
+                raise
 
     # -- waiting --
 
@@ -353,6 +360,8 @@ class Supervisor:
         end = math.inf if timeout is None else self.clock() + timeout
         polled = False
         while True:
+            if self._suspects and self._running:
+                self._end_suspects()
             if ready():
                 return True
             self._raise_pending()
@@ -415,7 +424,27 @@ class Supervisor:
         for fd in ready:
             handler = handlers.get(fd)
             if handler is not None:
-                handler()
+                try:
+                    handler()
+                except BaseException:
+                    self._suspect(getattr(handler, "__self__", None))
+                    raise
+
+    def _suspect(self, child: Any) -> None:
+        """An interrupt came while a worker was seen to: what it sent may be lost, what it needs may be half done."""
+        if isinstance(child, Child):
+            self._suspects.add(child)
+
+    def _end_suspects(self) -> None:
+        while self._suspects:
+            child = next(iter(self._suspects))
+            self._end_suspect(child)
+            self._suspects.discard(child)
+
+    def _end_suspect(self, child: Child) -> None:
+        error = WorkerDied(f"{child.describe()} was ended, since an interrupt cut it short", child.proc_ids, child.pid)
+        child.kill()
+        self.on_lost(child, child.take_open(), error)
 
     def _check_deadlines(self) -> None:
         """Give up what is late; first read what has arrived, so that nothing that has is judged late."""
@@ -436,7 +465,11 @@ class Supervisor:
                         request.deadline = now + (request.timeout or 1.0)
                     elif request in child.open:
                         child.expire(request)
-                        self._on_expired(child, request)
+                        try:
+                            self._on_expired(child, request)
+                        except BaseException:
+                            self._suspect(child)
+                            raise
         self._next_check = min(self._deadlines(), default=math.inf)
 
     def _on_time(self, now: float) -> None:

@@ -101,6 +101,10 @@ def _helpers() -> set[int]:
     return {pid for pid in pids if pid is not None}
 
 
+_EARLIER = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
+"""Processes that were there before the tests: whoever started those may leave them at any time."""
+
+
 def _processes() -> frozenset[str]:
     """Our descendants, and the orphans of our session."""
     found = {s.pid: s for s in (_stat(int(name)) for name in os.listdir("/proc") if name.isdigit()) if s is not None}
@@ -114,7 +118,7 @@ def _processes() -> frozenset[str]:
         grown = bool(more)
     session = os.getsid(0)
     members = {pid for pid, s in found.items() if s.session == session}
-    orphans = {pid for pid in members if found[pid].parent not in members}
+    orphans = {pid for pid in members if found[pid].parent not in members} - _EARLIER
     return frozenset(
         f"{s.name} pid {s.pid} state {s.state} parent {s.parent}"
         for s in (found[pid] for pid in (family | orphans) - {own} - helpers)
