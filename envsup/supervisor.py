@@ -408,8 +408,10 @@ class Supervisor:
             self._lock.release()
             ready = poller.poll(left)
         finally:
-            self._polling = False
-            self._lock.acquire()
+            try:
+                self._lock.acquire()
+            finally:
+                self._polling = False
             if self._sleepers:
                 self._turn.notify_all()
         if self._running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,6 +63,9 @@ class Clock:
 
     def advance(self, seconds: float) -> None:
         """Let time go by.  A call that waits in another thread has looked at the clock when this returns."""
+        for sup in self._driven:
+            while not _is_settled(sup):
+                time.sleep(0.001)
         self.now += seconds
         for sup in self._driven:
             with sup._lock:
@@ -73,6 +77,18 @@ class Clock:
                 time.sleep(0.001)
             with sup._lock:
                 pass  # The waiting thread holds it from the answer until it has looked.
+
+
+def _is_settled(sup: Supervisor) -> bool:
+    """Whether a thread that waits has read what has arrived: what it then times counts from before the advance."""
+    with sup._lock:
+        if not sup._polling:
+            return True
+        children: list[Any] = list(sup._children)
+        if any(getattr(child, "_current", None) and child._current.replies for child in children):
+            return False
+        processes = [child._process for child in children if getattr(child, "_process", None)]
+        return not (processes and select.select([process.reply_fd for process in processes], [], [], 0)[0])
 
 
 def wait_until_waiting(sup: Supervisor) -> None:

@@ -416,6 +416,7 @@ def test_building_is_not_charged_to_reset_timeout(
 
         def advance() -> None:
             gate.wait_until_reached()
+            wait_until(lambda: sup.env_states[1] is EnvState.RUN)
             clock.advance(29)
             gate.release()
 
