@@ -12,16 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from envsup.shm import SharedMemory
-from envsup.spaces import Layout, Leaf, assemble, fits, strip
+from envsup.spaces import ABSENT, Layout, Leaf, fits, strip
 
 Array = npt.NDArray[Any]
 
 # How an action travels.
-PICKLED, INT, INT64, ARRAY = range(4)
+INT, INT64, ARRAY, PICKLED = range(4)
 
 # What a reply to a step says of its parts; the parts themselves are in the arena unless EXTRA names them.
 DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, NO_INFO, UNBUILT = (1 << bit for bit in range(8))
+STORED_REWARD = REWARD_CELL | REWARD_ARRAY
 
+_BOOLS = (bool, np.bool_)
 _ALIGN = 64
 
 
@@ -92,48 +94,28 @@ class Arena:
         return np.array(self.action[slot, env_id])  # type: ignore[index]
 
 
-class SlotCopy:
-    """A copy of one slot of all environments."""
-
-    def __init__(self, arena: Arena, slot: int) -> None:
-        self._root = arena.layout.root
-        self._obs = [block[slot].copy() for block in arena.obs]
-        self._first = self._obs[0] if arena.single_leaf is not None else None
-        self._cells = arena.reward_cell[slot].copy()
-        self._rewards = None if arena.reward is None else arena.reward[slot].copy()
-
-    def parts(self, env_id: int, status: int) -> tuple[Any, Array]:
-        """(observation, reward) of an environment whose timestep is all in the arena."""
-        if self._first is not None:
-            obs: Any = self._first[env_id, ...]
-        else:
-            obs = assemble(self._root, [block[env_id, ...] for block in self._obs])
-        if status & REWARD_ARRAY and self._rewards is not None:
-            return obs, self._rewards[env_id, ...]
-        return obs, self._cells[env_id, ...]
+ACTION_KINDS: dict[type, int] = {int: INT, np.int64: INT64, np.ndarray: ARRAY}
+"""How an action of a type travels, if it fits; any other is pickled."""
 
 
 def put_action(arena: Optional[Arena], slot: int, env_id: int, action: Any) -> int:
     """How an action is to be sent; one that is to go by way of the arena has been stored there."""
-    kind = type(action)
-    if kind is int:
-        return INT if -(2**63) <= action < 2**63 else PICKLED
-    if kind is np.int64:
-        return INT64
-    if kind is np.ndarray and arena is not None and arena.store_action(slot, env_id, action):
-        return ARRAY
-    return PICKLED
+    kind = ACTION_KINDS.get(type(action), PICKLED)
+    if kind == INT and not -(2**63) <= action < 2**63:
+        return PICKLED
+    if kind == ARRAY and (arena is None or not arena.store_action(slot, env_id, action)):
+        return PICKLED
+    return kind
 
 
 class ArenaWriter:
     """The worker's side: the rows of one environment, ready to be filled."""
 
     def __init__(self, arena: Arena, env_id: int) -> None:
-        self._arena = arena
-        self._env_id = env_id
         self._root = arena.layout.root
         self._rows = [arena.rows(slot, env_id) for slot in range(arena.slots)]
         leaf = arena.single_leaf
+        self._first = [rows[0] for rows in self._rows] if leaf else []
         self._dtype: Optional[np.dtype[Any]] = leaf.dtype if leaf else None
         self._dims: Optional[tuple[int, ...]] = leaf.shape if leaf else None
         self._cells = arena.reward_cell[:, env_id]
@@ -141,18 +123,31 @@ class ArenaWriter:
         self._rewards = None if reward is None else [reward[slot, env_id, ...] for slot in range(arena.slots)]
         self._reward_form = None if reward is None else (reward.dtype, reward.shape[2:])
 
+    def timestep(self, slot: int, obs: Any, reward: Any, done: Any, info: Any) -> tuple[int, Any]:
+        """Store what fits into the arena; returns the status bits and the rest, None if nothing is left."""
+        if type(obs) is np.ndarray and obs.shape == self._dims and obs.dtype == self._dtype:
+            self._first[slot][...] = obs
+            obs = ABSENT
+        else:
+            obs = strip(self._root, obs, self._rows[slot])
+        kind = type(reward)
+        if kind is float or kind is np.float64:
+            self._cells[slot] = reward
+            status = REWARD_CELL
+        else:
+            status = self._reward_array(slot, reward)
+        if done:
+            status |= DONE
+        if obs is ABSENT and status & STORED_REWARD and not info and type(done) in _BOOLS:
+            return status | OBS | NO_INFO, None
+        return status | EXTRA, (obs, ABSENT if status & STORED_REWARD else reward, done, info)
+
     def observation(self, slot: int, obs: Any) -> Any:
         """Store an observation; returns what of it has to go by message, ABSENT if nothing."""
-        if type(obs) is np.ndarray and obs.shape == self._dims and obs.dtype == self._dtype:
-            self._rows[slot][0][...] = obs
-            return ...
         return strip(self._root, obs, self._rows[slot])
 
-    def reward(self, slot: int, reward: Any) -> int:
-        """Store a reward; returns REWARD_CELL, REWARD_ARRAY, or 0 if it has to go by message."""
-        if type(reward) is float:
-            self._cells[slot] = reward
-            return REWARD_CELL
+    def _reward_array(self, slot: int, reward: Any) -> int:
+        """Store a reward that is what the reward space declares; returns REWARD_ARRAY, or 0 if it is not."""
         if self._rewards is None or type(reward) is not np.ndarray:
             return 0
         if self._reward_form != (reward.dtype, reward.shape):

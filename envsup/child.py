@@ -5,13 +5,16 @@ A new kind of worker is one subclass of ``Child`` in one file.
 
 from __future__ import annotations
 
+import itertools
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import Any, Callable, Iterator, Optional, Protocol, Sequence
+from types import MappingProxyType
+from typing import Any, Callable, Iterator, Mapping, Optional, Protocol, Sequence
 
-from envsup.arena import Arena
+from envsup.arena import DONE, Arena
 from envsup.errors import WorkerDied
+from envsup.frames import NO_RESET
 from envsup.launch import WorkerProcess
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
@@ -31,27 +34,27 @@ class Request:
         payload: what the user sent, if a user sent it.
         owner: whatever the supervisor wants to find again when the reply is there.
         timeout: seconds from when the worker could begin until it must have answered, None for no limit.
-        deadline: when that is, on the supervisor's clock; None while an earlier request is being worked on.
+        reset_slots: of a step: for each environment the slot of the reset that the worker makes by itself if the
+            episode ends (negative: its observation comes by message), or NO_RESET; empty if there is none at all.
+        reset_timeout: the timeout of those resets.
+        auto_resets: those of them that the worker has begun, by environment.
+        deadline: when it must be answered, on the supervisor's clock; None while an earlier one is being worked on.
         answered: how many of proc_ids have been answered.
         expired: whether it was given up; its reply is dropped.
+        seq: its number, which the reply repeats; 0 before it has one.
         sent_at: when it was sent, on the supervisor's clock.
         too_late: whether the worker had already ended when it was sent.
     """
 
-    __slots__ = (
-        "answered",
-        "deadline",
-        "expired",
-        "method",
-        "owner",
-        "payload",
-        "proc_ids",
-        "sent_at",
-        "seq",
-        "slots",
-        "timeout",
-        "too_late",
-    )
+    reset_slots: Sequence[int] = ()
+    reset_timeout: Optional[float] = None
+    auto_resets: Mapping[int, "Request"] = MappingProxyType({})
+    deadline: Optional[float] = None
+    answered = 0
+    expired = False
+    seq = 0
+    sent_at = 0.0
+    too_late = False
 
     def __init__(
         self,
@@ -68,12 +71,6 @@ class Request:
         self.payload = payload
         self.owner = owner
         self.timeout = timeout
-        self.deadline: Optional[float] = None
-        self.answered = 0
-        self.expired = False
-        self.seq = 0
-        self.sent_at = 0.0
-        self.too_late = False
 
 
 class Listener(Protocol):
@@ -81,11 +78,11 @@ class Listener(Protocol):
 
     clock: Callable[[], float]
 
-    def on_step(self, child: "Child", request: Request, status: int) -> None:
-        """The next step of a request is answered, and all of its timestep is in the arena."""
-
     def on_steps(self, child: "Child", request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
-        """The next ``len(statuses)`` steps of a request are answered."""
+        """The next ``len(statuses)`` steps of a request are answered.
+
+        ``extras`` gives (status, what of the timestep is not in the arena, or the error) for each step that has EXTRA.
+        """
 
     def on_reply(self, child: "Child", request: Request, status: int, data: Any) -> None:
         """A request that is no step is answered."""
@@ -118,6 +115,7 @@ class Child(ABC):
     Attributes:
         hosted: the objects, in the order of their index in the worker.
         proc_ids: their ids.
+        alive: whether the worker runs, as far as is known.
         open: the requests that are not answered, oldest first.
         life: how often the worker was started.
     """
@@ -127,6 +125,7 @@ class Child(ABC):
         self.listener = listener
         self.launch_timeout = launch_timeout
         self.arena: Optional[Arena] = None
+        self.alive = False
         self.open: deque[Request] = deque()
         self.life = 0
         self._seq = 0
@@ -144,11 +143,6 @@ class Child(ABC):
 
     @property
     @abstractmethod
-    def alive(self) -> bool:
-        """Whether the worker runs, as far as is known."""
-
-    @property
-    @abstractmethod
     def pid(self) -> Optional[int]:
         """The worker's process id, None for a thread."""
 
@@ -158,13 +152,13 @@ class Child(ABC):
 
     @abstractmethod
     def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> Any:
-        """Make steps for ``request.proc_ids`` ready for sending; ``eager``: answer each as soon as it is done.
+        """Number steps for ``request.proc_ids`` and make them ready for sending.
 
-        What cannot be sent raises here, before anything was sent.
+        ``eager``: answer each as soon as it is done.  What cannot be sent raises here, before anything was sent.
         """
 
     @abstractmethod
-    def _post_steps(self, request: Request, packed: Any) -> None:
+    def _post(self, packed: Any) -> None:
         """Send what ``pack_steps`` made."""
 
     @abstractmethod
@@ -257,7 +251,7 @@ class Child(ABC):
     def send_steps(self, request: Request, packed: Any) -> None:
         """Send what ``pack_steps`` made."""
         self._enter(request)
-        self._post_steps(request, packed)
+        self._post(packed)
 
     def rebuild(self, proc_id: int) -> None:
         """Make one object anew in the running worker."""
@@ -265,9 +259,14 @@ class Child(ABC):
         self._enter(request)
         self._post_build(request, self._locals[proc_id])
 
+    def _number(self, request: Request) -> int:
+        seq = self._seq = self._seq % 0xFFFFFFFF + 1
+        request.seq = seq
+        return seq
+
     def _enter(self, request: Request) -> None:
-        self._seq = (self._seq + 1) & 0xFFFFFFFF
-        request.seq = self._seq
+        if not request.seq:
+            self._number(request)
         request.sent_at = self.listener.clock()
         opened = self.open
         if not opened:
@@ -290,16 +289,37 @@ class Child(ABC):
         """Note that the oldest open request has been answered, or ``count`` steps of it."""
         request = self.open[0]
         request.answered += count
-        if len(self.open) == 1 and request.answered == len(request.proc_ids):
-            self.open.clear()
-            return request
-        if request.answered < len(request.proc_ids):
-            if request.deadline is not None and not request.expired:
-                self._start_clock(request)
-            return request
-        self.open.popleft()
-        self._run_next_clock()
+        if request.answered == len(request.proc_ids):
+            self.open.popleft()
+            if self.open:
+                self._run_next_clock()
+        elif request.deadline is not None and not request.expired:
+            self._start_clock(request)
         return request
+
+    def answer_steps(self, statuses: bytes) -> Request:
+        """Note what the worker says of the next ``len(statuses)`` steps of the oldest open request."""
+        request = self.answer(len(statuses))
+        if request.reset_slots:
+            first = request.answered - len(statuses)
+            for index, status in enumerate(statuses, first):
+                if status & DONE and request.reset_slots[index] != NO_RESET:
+                    self._expect_reset(request, index)
+        return request
+
+    def _expect_reset(self, step: Request, index: int) -> None:
+        """After the step the worker goes on with a reset of its own, before anything that it was sent later."""
+        env_id = step.proc_ids[index]
+        reset = Request("reset", (env_id,), (step.reset_slots[index],), None, step.owner, step.reset_timeout)
+        reset.seq, reset.expired, reset.sent_at = step.seq, step.expired, self.listener.clock()
+        opened = self.open
+        place = len(step.auto_resets) + (1 if opened and opened[0] is step else 0)
+        for later in itertools.islice(opened, place, None):
+            if not later.expired:
+                later.deadline = None  # The reset is before it.
+        opened.insert(place, reset)
+        step.auto_resets = {**step.auto_resets, env_id: reset}
+        self._run_next_clock()
 
     def expire(self, request: Request) -> None:
         """Give a request up: its reply will be dropped."""

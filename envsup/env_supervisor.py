@@ -11,13 +11,14 @@ from collections.abc import Mapping as MappingABC
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
 
-from envsup.arena import DONE, Arena, ArenaShape, SlotCopy
+from envsup.arena import DONE, Arena, ArenaShape
 from envsup.arguments import factories_of, own_copy, positive, positive_int, retry_type_of, seed_value, timeout_of
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.envs import EnvironmentFactory, read_attribute
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
 from envsup.payload import ChildType, RecvPayload, SendPayload
-from envsup.recovery import COPY_SLOTS, VIEW_SLOTS, RecoveringSupervisor
+from envsup.recovery import RecoveringSupervisor
+from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators
 from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, _data_of
@@ -100,7 +101,7 @@ class EnvSupervisor(RecoveringSupervisor):
         self._retry_waiting_time = timeout_of("retry_waiting_time", retry_waiting_time or None)
         self._envs_per_child = positive_int("envs_per_child", envs_per_child)
         self._env_fn = factories_of(env_fn)
-        self._arena = None
+        self._arena: Optional[Arena] = None
         self._create_env_ref()
         hosted = [Hosted(i, EnvironmentFactory(factory, i)) for i, factory in enumerate(self._env_fn)]
         for first in range(0, len(hosted), self._envs_per_child):
@@ -158,7 +159,9 @@ class EnvSupervisor(RecoveringSupervisor):
         array where shapes differ.
         """
         with self._lock:
-            return self._maker.stack([self._ready_obs[i] for i in self.ready_obs_id])
+            ids, ready = self.ready_obs_id, self._ready_obs
+            stacked = ready.stacked(ids)
+            return self._maker.stack([ready[i] for i in ids]) if stacked is None else stacked
 
     @property
     def ready_obs_id(self) -> list[int]:
@@ -293,6 +296,7 @@ class EnvSupervisor(RecoveringSupervisor):
         if self._running:
             return
         self._arena = self._make_arena() if self._shared_memory else None
+        self._slots = Slots(self._arena, self._copy_on_get)
         for child in self._children:
             child.arena = self._arena
         super().start_link()
@@ -381,18 +385,20 @@ class EnvSupervisor(RecoveringSupervisor):
         """
         assert not self.closed, "The env supervisor is closed."
         with self._lock:
-            by_id = self._actions_by_id(actions)
+            env_ids, to_send = self._addressed(actions)
             owner = Waiting() if block else None
-            self._send_steps(by_id, owner)
+            self._send_steps(env_ids, to_send, owner)
             if owner is None:
                 return None
             self._wait_for(owner)
-            return self._collect(by_id, owner)
+            return self._collect(env_ids, owner)
 
-    def _actions_by_id(self, actions: Actions) -> Mapping[int, Any]:
+    def _addressed(self, actions: Actions) -> tuple[Sequence[int], Sequence[Any]]:
+        """(the environments, their actions)."""
         if isinstance(actions, MappingABC):
             assert len(actions), "There is no action."
-            return self._check_ids(actions)
+            by_id = self._check_ids(actions)
+            return list(by_id), list(by_id.values())
         try:
             count = len(actions)
         except TypeError:
@@ -403,7 +409,7 @@ class EnvSupervisor(RecoveringSupervisor):
             if count != self.env_num:
                 raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
             ids = range(self.env_num)
-        return dict(zip(ids, actions))
+        return ids, list(actions)
 
     def _check_ids(self, keyed: Mapping[Any, Any]) -> Mapping[int, Any]:
         count = self.env_num
@@ -432,35 +438,30 @@ class EnvSupervisor(RecoveringSupervisor):
                 if isinstance(result, tuple):
                     self._apply_step(self._envs[env_id], *result)
 
-    def _collect(self, actions: Iterable[int], owner: Waiting) -> list[Any]:
+    def _collect(self, env_ids: Iterable[int], owner: Waiting) -> list[Any]:
         """The timesteps of a blocking step, in the order of its actions."""
-        maker, states, ready = self._maker, self._env_states, self._ready_obs
-        whole = self._copy_slot(owner)
+        make, envs, states, ready = self._maker.timestep, self._envs, self._env_states, self._ready_obs
+        results = owner.results
+        reader = self._slots.read_round(len(results))
+        last_slot = -1 if reader is None else reader.last_slot
         timesteps = []
-        for env_id in actions:
-            result = owner.results[env_id]
+        for env_id in env_ids:
+            result = results[env_id]
             if type(result) is not tuple:
-                timesteps.append(maker.abnormal(result, env_id))
+                timesteps.append(self._maker.abnormal(result, env_id))
                 continue
             slot, status, extra = result
-            if slot == 0 and whole is not None and extra is None:
-                obs, reward = whole.parts(env_id, status)
-                self._envs[env_id].busy &= ~1
-                done, info = status & DONE == DONE, None
+            if extra is None and 0 <= slot <= last_slot:
+                obs, reward = reader.read(envs[env_id], slot, status)  # type: ignore[union-attr]
+                timestep, obs = make(obs, reward, status & DONE == DONE, None, env_id)
             else:
-                obs, reward, done, info = self._parts(self._envs[env_id], slot, status, extra)
-            timestep, obs = maker.timestep(obs, reward, done, info, env_id)
+                timestep, obs = make(*self._slots.timestep(envs[env_id], slot, status, extra), env_id)
             timesteps.append(timestep)
             if not status & DONE or states.get(env_id) is not EnvState.RUN:
                 ready[env_id] = obs
+        if reader is not None and reader.block is not None:
+            ready.note_block(reader.block)
         return timesteps
-
-    def _copy_slot(self, owner: Waiting) -> Optional[SlotCopy]:
-        """One copy of what all environments wrote into the first slot, rather than one of each, where most did."""
-        arena = self._arena
-        if arena is None or not self._copy_on_get or 2 * len(owner.results) < self.env_num:
-            return None
-        return SlotCopy(arena, 0)
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.
@@ -498,7 +499,7 @@ class EnvSupervisor(RecoveringSupervisor):
         with self._lock:
             if payload.method == "step":
                 (action,) = (*payload.args, *payload.kwargs.values())
-                self._send_steps({payload.proc_id: action}, None, payload)
+                self._send_steps([payload.proc_id], [action], None, payload)
             elif payload.method == "reset":
                 self._reset_param[payload.proc_id] = own_copy(payload.kwargs)
                 self._reset_one(payload.proc_id, None, payload)

@@ -63,27 +63,11 @@ class Environment:
             InvalidTimestep: if the environment returned something else.
         """
         result = self._step(action)
-        if not isinstance(result, (tuple, list)) or len(result) < 4:
-            raise InvalidTimestep(_no_timestep(result))
-        if len(result) == 4 or isinstance(result[3], dict):
-            obs, reward, done, info = result[:4]
-        elif len(result) == 5:
-            obs, reward, terminated, truncated, info = result
-            done = _flag(terminated) or _flag(truncated)
-            if done:
-                info = dict(info or {})
-                info[TRUNCATED_KEY] = _flag(truncated) and not _flag(terminated)
-        else:
-            raise InvalidTimestep(_no_timestep(result))
-        if type(done) is not bool:
-            flag = _flag(done)
-            if isinstance(done, (list, tuple)):
-                done = np.full(np.shape(done), flag)  # A list of one False is true to Python.
-        if info is None:
-            info = {}
-        if not isinstance(info, dict):
-            info = _info_as_dict(info)
-        return obs, reward, done, info
+        if type(result) is tuple and len(result) == 5 and result[2] is False and result[3] is False:
+            obs, reward, _, _, info = result
+            if type(info) is dict:
+                return obs, reward, False, info  # Nearly every step of gymnasium's environments.
+        return _timestep_of(result)
 
     def seed(self, seed: int, dynamic_seed: Optional[bool] = None) -> None:
         """Seed the environment: by its own ``seed`` method, else with the first ``reset(seed=...)`` that follows."""
@@ -122,6 +106,31 @@ class Environment:
             return False
         space = getattr(self._env, "observation_space", None)
         return "Tuple" not in class_names(space) or not _is_in_tuple_space(space, result)
+
+
+def _timestep_of(result: Any) -> tuple[Any, Any, Any, dict[Any, Any]]:
+    """(observation, reward, done, info) of whatever an environment's step returned."""
+    if not isinstance(result, (tuple, list)) or len(result) < 4:
+        raise InvalidTimestep(_no_timestep(result))
+    if len(result) == 4 or isinstance(result[3], dict):
+        obs, reward, done, info = result[:4]
+    elif len(result) == 5:
+        obs, reward, terminated, truncated, info = result
+        done = _flag(terminated) or _flag(truncated)
+        if done:
+            info = dict(info or {})
+            info[TRUNCATED_KEY] = _flag(truncated) and not _flag(terminated)
+    else:
+        raise InvalidTimestep(_no_timestep(result))
+    if type(done) is not bool:
+        flag = _flag(done)
+        if isinstance(done, (list, tuple)):
+            done = np.full(np.shape(done), flag)  # A list of one False is true to Python.
+    if info is None:
+        info = {}
+    if not isinstance(info, dict):
+        info = _info_as_dict(info)
+    return obs, reward, done, info
 
 
 def _is_in_tuple_space(space: Any, value: tuple[Any, Any]) -> bool:

@@ -6,11 +6,12 @@ import os
 import pickle
 import select
 import signal
-from typing import Any, Iterator, NamedTuple, Optional, Sequence
+import struct
+from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, put_action
+from envsup.arena import ACTION_KINDS, EXTRA, FAILED, INT64, PICKLED, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -20,12 +21,11 @@ from envsup.frames import (
     EXTRA_LENGTH,
     HEADER,
     HEADER_SIZE,
+    NO_RESET,
     ONE_STATUS,
-    ONE_STEP,
-    RECORD,
-    RECORD_SIZE,
     STEP,
     STOP,
+    steps_frame,
 )
 from envsup.launch import WorkerProcess
 from envsup.spec import WorkerSpec
@@ -34,14 +34,7 @@ from envsup.worker import Call, Failed, Hosted, dump, has_text
 _READ_SIZE = 8192
 _LONG_READ_SIZE = 1 << 20
 _PLAIN = {int, float, bool, str, bytes, np.int64, np.int32, np.float32, np.float64}
-
-
-class _Steps(NamedTuple):
-    """Steps ready for sending: records, the actions that fit into none, flags."""
-
-    records: list[tuple[int, int, int, int]]
-    tail: bytes
-    flags: int
+_NO_EXTRAS: Iterator[tuple[int, Any]] = iter(())
 
 
 class ChildProcess(Child):
@@ -57,16 +50,13 @@ class ChildProcess(Child):
         self._closing = False
 
     @property
-    def alive(self) -> bool:
-        return self._process is not None
-
-    @property
     def pid(self) -> Optional[int]:
         return None if self._process is None else self._process.pid
 
     def _start(self) -> None:
         process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life))
         self._process = process
+        self.alive = True
         self._outbox = bytearray()
         self._closing = False
         self._is_foreign = bool(process.preamble)  # It was not forked, and has other modules than this process.
@@ -95,15 +85,35 @@ class ChildProcess(Child):
     def _post_build(self, request: Request, local: int) -> None:
         self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
 
-    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> _Steps:
-        arena, index_of = self.arena, self._locals
-        records, pickled = [], []
+    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> bytes:
+        count = len(actions)
+        index_of = self._locals
+        kinds = [ACTION_KINDS.get(type(action), PICKLED) for action in actions]
+        numbers, tail = actions, b""
+        if max(kinds) > INT64:
+            kinds, numbers, tail = self._pack_others(request, actions)
+        resets = request.reset_slots or [NO_RESET] * count
+        indices = [index_of[i] for i in request.proc_ids]
+        frame = steps_frame(count)
+        length = frame.size - HEADER_SIZE + len(tail)
+        head = STEP, EAGER if eager else 0, count, self._number(request), length
+        try:
+            return frame.pack(*head, *indices, *request.slots, *resets, *kinds, *numbers) + tail
+        except struct.error:  # An int that is too large for its column.
+            kinds, numbers, tail = self._pack_others(request, actions)
+            head = (*head[:-1], frame.size - HEADER_SIZE + len(tail))
+            return frame.pack(*head, *indices, *request.slots, *resets, *kinds, *numbers) + tail
+
+    def _pack_others(self, request: Request, actions: Sequence[Any]) -> tuple[list[int], list[int], bytes]:
+        """(kinds, numbers, the pickled actions) of steps of which not every action is a number."""
+        kinds, numbers, pickled = [], [], []
         for proc_id, slot, action in zip(request.proc_ids, request.slots, actions):
-            kind = put_action(arena, slot, proc_id, action)
+            kind = put_action(self.arena, slot, proc_id, action)
             if kind == PICKLED:
                 pickled.append(self._pickle_action(action))
-            records.append((index_of[proc_id], slot, kind, action if kind in (INT, INT64) else 0))
-        return _Steps(records, pickle.dumps(pickled) if pickled else b"", EAGER if eager else 0)
+            kinds.append(kind)
+            numbers.append(action if kind <= INT64 else 0)
+        return kinds, numbers, pickle.dumps(pickled) if pickled else b""
 
     def _pickle_action(self, action: Any) -> bytes:
         try:
@@ -111,37 +121,33 @@ class ChildProcess(Child):
         except Exception as error:
             raise TypeError(f"the action cannot be pickled: {error}") from error
 
-    def _post_steps(self, request: Request, packed: _Steps) -> None:
-        records, tail, flags = packed
-        if len(records) == 1 and not tail:
-            return self._post(ONE_STEP.pack(STEP, flags, 1, request.seq, RECORD_SIZE, *records[0]))
-        body = b"".join([RECORD.pack(*record) for record in records]) + tail
-        self._post(HEADER.pack(STEP, flags, len(records), request.seq, len(body)) + body)
-
-    def _post(self, frame: bytes | bytearray) -> None:
+    def _post(self, packed: bytes) -> None:
         process = self._process
         if process is None or self._outbox:
-            self._outbox += frame
+            self._outbox += packed
             return
-        sent = self._write(frame)
-        if sent < len(frame):
-            self._outbox += frame[sent:]
+        try:
+            sent = os.write(process.request_fd, packed)
+        except OSError as error:
+            sent = self._unsent(error, packed)
+        if sent < len(packed):
+            self._outbox += packed[sent:]
             self.listener.handle(process.request_fd, self._flush, write=True)
 
-    def _write(self, data: bytes | bytearray) -> int:
-        assert self._process is not None
-        try:
-            return os.write(self._process.request_fd, data)
-        except BlockingIOError:
-            return 0
-        except OSError:
-            return len(data)  # The worker is gone: that it ended is noticed, and reported, elsewhere.
+    @staticmethod
+    def _unsent(error: OSError, data: bytes | bytearray) -> int:
+        """How much of it counts as sent: if the worker is gone, that is noticed, and reported, elsewhere."""
+        return 0 if isinstance(error, BlockingIOError) else len(data)
 
     def _flush(self) -> None:
         """The worker reads again: send on what had to wait."""
-        sent = self._write(self._outbox)
+        assert self._process is not None
+        try:
+            sent = os.write(self._process.request_fd, self._outbox)
+        except OSError as error:
+            sent = self._unsent(error, self._outbox)
         del self._outbox[:sent]
-        if not self._outbox and self._process is not None:
+        if not self._outbox:
             self.listener.handle(self._process.request_fd, None)
 
     def receive(self) -> None:
@@ -166,11 +172,12 @@ class ChildProcess(Child):
     def _parse_status(self, data: bytes) -> bool:
         """Report ``data`` if it is what the reply to one step nearly always is: a header and a status byte."""
         kind, _, _, seq, length, status = ONE_STATUS.unpack(data)
-        if kind != STEP or length != 1 or not self.open or self.open[0].seq != seq:
+        if kind != STEP or length != 1 or status & EXTRA or not self.open or self.open[0].seq != seq:
             return False
-        request = self.answer()
+        statuses = data[HEADER_SIZE:]
+        request = self.answer_steps(statuses)
         if not request.expired:
-            self.listener.on_step(self, request, status)
+            self.listener.on_steps(self, request, statuses, _NO_EXTRAS)
         return True
 
     def _parse_buffer(self) -> None:
@@ -198,9 +205,9 @@ class ChildProcess(Child):
                 self._on_nonsense()
                 return end
             if kind == STEP:
-                request = self.answer(count)
+                statuses = data[start : start + count]
+                request = self.answer_steps(statuses)
                 if not request.expired:
-                    statuses = data[start : start + count]
                     self.listener.on_steps(self, request, statuses, _extras(statuses, data, start + count))
             else:
                 request = self.answer()
@@ -284,6 +291,7 @@ class ChildProcess(Child):
     def _release(self) -> None:
         """Forget the process: its descriptors, and what was on the way to it and from it."""
         process, self._process = self._process, None
+        self.alive = False
         if process is None:
             return
         for fd in (process.reply_fd, process.exit_fd, process.request_fd):

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Mapping, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
-import numpy as np
-
-from envsup.arena import DONE, EXTRA, FAILED, OBS, REWARD_ARRAY, UNBUILT, Arena
+from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvPayload, EnvRecord
 from envsup.errors import WorkerDied
+from envsup.frames import NO_RESET
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_reset, after_step
 from envsup.payload import RecvPayload, SendPayload
-from envsup.spaces import ABSENT, Partial, restore
+from envsup.ready import ReadyObservations
+from envsup.slots import Slots
+from envsup.spaces import ABSENT
 from envsup.supervisor import Supervisor
 from envsup.waiting import Waiting
 
-COPY_SLOTS, VIEW_SLOTS = 2, 4
-_STEP_SLOTS, _RESET_SLOTS = (0, 1), (1, 0)
-_VIEW_RESET_SLOTS = (2, 3)
+# What makes more of a reply than an observation and a reward in the arena.
+_UNUSUAL = DONE | FAILED | EXTRA
 
 
 class RecoveringSupervisor(Supervisor):
     """A supervisor of environments that resets and renews them as its policy says."""
 
     _policy: Policy
-    _arena: Optional[Arena]
-    _copy_on_get: bool
+    _auto_reset: bool
+    _episode_num: float
     _step_timeout: Optional[float]
     _reset_timeout: Optional[float]
     _retry_waiting_time: Optional[float]
@@ -39,116 +39,93 @@ class RecoveringSupervisor(Supervisor):
         self._env_replay_path: Optional[Sequence[str]] = None
         self._env_states: dict[int, EnvState] = {}
         self._reset_param: dict[int, dict[str, Any]] = {}
-        self._ready_obs: dict[int, Any] = {}
+        self._ready_obs = ReadyObservations()
         self._env_episode_count: dict[int, int] = dict.fromkeys(self._child_of, 0)
         self._envs = [EnvRecord(env_id, child) for env_id, child in self._child_of.items()]
+        self._slots = Slots(None, True)
         self._fatal: Optional[RuntimeError] = None
         self._number = 0
-
-    # -- slots of the arena --
-
-    def _take_slot(self, env: EnvRecord, reset: bool, by_caller: bool) -> int:
-        """A slot that the reply may fill, -1 for none: then it comes by message."""
-        if self._arena is None:
-            return -1
-        if self._copy_on_get:
-            candidates, blocked = _RESET_SLOTS if reset else _STEP_SLOTS, env.busy
-        else:
-            if by_caller:
-                env.held &= env.ready_bit
-            candidates, blocked = _VIEW_RESET_SLOTS if reset else _STEP_SLOTS, env.busy | env.held
-        for slot in candidates:
-            if not blocked >> slot & 1:
-                env.busy |= 1 << slot
-                return slot
-        return -1
-
-    def _free_slot(self, env: EnvRecord, slot: int) -> None:
-        if slot >= 0:
-            env.busy &= ~(1 << slot)
-
-    def _observation(self, env: EnvRecord, slot: int, rest: Any) -> Any:
-        """The observation of a reply, put together from its slot and its message; frees the slot."""
-        if slot < 0 or not (rest is ABSENT or isinstance(rest, Partial)):
-            self._free_slot(env, slot)
-            return rest
-        arena, env_id = self._arena, env.env_id
-        assert arena is not None
-        bit = 1 << slot
-        env.busy &= ~bit
-        arrays = arena.rows(slot, env_id)
-        if self._copy_on_get:
-            arrays = [array.copy() for array in arrays]
-        else:
-            env.held |= bit
-            env.ready_bit = bit
-        return restore(arena.layout.root, rest, arrays)
 
     # -- sending --
 
     def _send_steps(
         self,
-        actions: Mapping[int, Any],
+        env_ids: Sequence[int],
+        actions: Sequence[Any],
         owner: Optional[Waiting],
         payload: Optional[SendPayload] = None,
     ) -> None:
-        """Send one step for each environment; raises before anything is sent if an action cannot be."""
-        held: list[tuple[EnvRecord, Request, Any]] = []
-        packed: list[tuple[Child, Request, Any]] = []
+        """Send one step for each environment; raises before anything is sent if an action cannot be.
+
+        A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
+        step has a time limit of its own.
+        """
         timeout = self._step_timeout
         eager = owner is None or timeout is not None
-        batches, waiting = self._batches(actions, grouped=timeout is None)
+        batches, waiting = self._batches(env_ids, actions, owner, payload)
+        packed = []
         try:
-            for child, ids, slots in batches:
-                request = Request("step", ids, slots, payload, owner, timeout)
-                packed.append((child, request, child.pack_steps(request, [actions[i] for i in ids], eager)))
-            for env in waiting:
-                request = Request("step", (env.env_id,), (-1,), payload, owner, timeout)
-                held.append((env, request, env.child.pack_steps(request, (actions[env.env_id],), True)))
+            for child, request, steps in batches:
+                packed.append((child, request, child.pack_steps(request, steps, eager)))
+            held = [(env, request, env.child.pack_steps(request, (action,), True)) for env, request, action in waiting]
         except BaseException:
-            for _, ids, slots in batches:
-                for env_id, slot in zip(ids, slots):
-                    self._free_slot(self._envs[env_id], slot)
+            for _, request, _ in batches:
+                for env_id, slot in zip(request.proc_ids, request.slots):
+                    self._slots.free(self._envs[env_id], slot)
             raise
         if owner is not None:
-            owner.pending += len(actions)
-        for child, request, steps in packed:
+            owner.pending += len(env_ids)
+        for child, request, frame in packed:
             try:
-                child.send_steps(request, steps)
+                child.send_steps(request, frame)
             except BaseException:
                 self._suspect(child)
                 raise
-        for env, request, steps in held:
-            self._hold_step(env, request, steps)
+        for env, request, frame in held:
+            self._hold_step(env, request, frame)
 
     def _batches(
-        self, actions: Mapping[int, Any], grouped: bool
-    ) -> tuple[list[tuple[Child, list[int], list[int]]], list[EnvRecord]]:
-        """The steps that are to be sent, (worker, environments, slots), and the environments that cannot take one now.
-
-        A worker that hosts several environments gets one request for all of them if ``grouped``: then its reply is one.
-        """
-        batches: list[tuple[Child, list[int], list[int]]] = []
-        waiting: list[EnvRecord] = []
-        of_child: dict[Child, tuple[list[int], list[int]]] = {}
-        for env_id in actions:
-            env = self._envs[env_id]
+        self, env_ids: Sequence[int], actions: Sequence[Any], owner: Optional[Waiting], payload: Optional[SendPayload]
+    ) -> tuple[list[tuple[Child, Request, list[Any]]], list[tuple[EnvRecord, Request, Any]]]:
+        """The steps that are to be sent, by worker, and those of environments that cannot take one now."""
+        envs, slots, timeout = self._envs, self._slots, self._step_timeout
+        batches: list[tuple[Child, Request, list[Any]]] = []
+        waiting: list[tuple[EnvRecord, Request, Any]] = []
+        of_child: dict[Child, tuple[Child, Request, list[Any]]] = {}
+        reset_slot = self._reset_slot if owner is not None and self._auto_reset else _no_reset
+        for env_id, action in zip(env_ids, actions):
+            env = envs[env_id]
             child = env.child
             if env.recovering or env.lost is not None or not child.alive:
-                waiting.append(env)
+                waiting.append((env, Request("step", (env_id,), (-1,), payload, owner, timeout), action))
                 continue
-            slot = self._take_slot(env, False, True)
-            if grouped and len(child.hosted) > 1:
-                batch = of_child.get(child)
-                if batch is not None:
-                    batch[0].append(env_id)
-                    batch[1].append(slot)
-                    continue
-                batch = of_child[child] = [env_id], [slot]
-                batches.append((child, *batch))
+            slot = slots.take_for_step(env)
+            batch = of_child.get(child) if timeout is None else None
+            if batch is None:
+                request = Request("step", [env_id], [slot], payload, owner, timeout)
+                request.reset_slots = [reset_slot(env)]
+                request.reset_timeout = self._reset_timeout
+                batch = of_child[child] = child, request, [action]
+                batches.append(batch)
             else:
-                batches.append((child, [env_id], [slot]))
+                _, request, steps = batch
+                request.proc_ids.append(env_id)  # type: ignore[attr-defined]
+                request.slots.append(slot)  # type: ignore[attr-defined]
+                request.reset_slots.append(reset_slot(env))  # type: ignore[attr-defined]
+                steps.append(action)
         return batches, waiting
+
+    def _reset_slot(self, env: EnvRecord) -> int:
+        """For a reset that the worker makes by itself if the step ends the episode: it saves a way there and back.
+
+        NO_RESET where the supervisor has to send it, or is not to reset.
+        """
+        env_id = env.env_id
+        if env.child.open or env.new_seed or self._reset_param.get(env_id):
+            return NO_RESET
+        if self._env_episode_count[env_id] + 1 >= self._episode_num:
+            return NO_RESET
+        return self._slots.for_auto_reset(env)
 
     def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
         """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
@@ -183,14 +160,14 @@ class RecoveringSupervisor(Supervisor):
         if env.new_seed:
             env.new_seed = False
             self._send_seed(env, _SILENT)
-        slot = self._take_slot(env, True, by_caller)
+        slot = self._slots.take_for_reset(env, by_caller)
         request = Request("reset", (env_id,), (slot,), payload, owner, self._reset_timeout)
         request.too_late = child.ended()
         sent = SendPayload(env_id, "", "reset", kwargs=self._reset_param.get(env_id, {}))
         try:
             child.send_call(request, payload or sent)
         except BaseException:
-            self._free_slot(env, slot)
+            self._slots.free(env, slot)
             raise
         if owner is not None:
             owner.pending += 1
@@ -221,63 +198,79 @@ class RecoveringSupervisor(Supervisor):
 
     # -- replies --
 
-    def on_step(self, child: Child, request: Request, status: int) -> None:
-        index = request.answered - 1
-        self._stepped(self._envs[request.proc_ids[index]], request, request.slots[index], status, None)
-
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
-        first = request.answered - len(statuses)
-        for index, status in enumerate(statuses, first):
-            extra: Any = None
-            if status & EXTRA:
-                status, extra = next(extras)
-            env = self._envs[request.proc_ids[index]]
-            if status & FAILED:
-                failure = Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED
-                self._step_failed(env, request, extra, failure)
+        owner, first = request.owner, request.answered - len(statuses)
+        env_ids, slots = request.proc_ids, request.slots
+        if first or len(statuses) < len(env_ids):
+            env_ids, slots = env_ids[first : request.answered], slots[first : request.answered]
+        plain = owner is not None and not owner.abandoned
+        if plain and self._inbox:
+            self._outdate(env_ids)
+        for env_id, slot, status in zip(env_ids, slots, statuses):
+            if plain and not status & _UNUSUAL:
+                owner.results[env_id] = slot, status, None
+                owner.pending -= 1
             else:
-                self._stepped(env, request, request.slots[index], status, extra)
+                self._unusual_step(self._envs[env_id], request, slot, status, next(extras) if status & EXTRA else None)
 
-    def _stepped(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
+    def _outdate(self, env_ids: Sequence[int]) -> None:
+        """What waits for recv is older than the replies of these environments."""
+        self._number += 1
+        for env_id in env_ids:
+            self._envs[env_id].applied = self._number
+
+    def _unusual_step(
+        self, env: EnvRecord, request: Request, slot: int, status: int, extra: Optional[tuple[int, Any]]
+    ) -> None:
+        auto_reset = request.auto_resets.get(env.env_id) if status & DONE else None
+        if auto_reset is not None:
+            self._slots.mark(env, auto_reset.slots[0])
+        data: Any = None
+        if extra is not None:
+            status, data = extra
+        if status & FAILED:
+            if auto_reset is not None:
+                auto_reset.owner = _SILENT
+            self._step_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
+        else:
+            self._stepped(env, request, slot, status, data, auto_reset)
+
+    def _stepped(
+        self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any, auto_reset: Optional[Request]
+    ) -> None:
         env_id, owner = env.env_id, request.owner
         if owner is None:
             self._deliver_step(env, request, slot, status, extra)
         else:
-            owner.results[env_id] = (slot, status, extra)
+            owner.results[env_id] = slot, status, extra
             owner.pending -= 1
-            if self._inbox:
-                self._number += 1
-                env.applied = self._number  # Older than this is what waits for recv.
             if status & DONE:
                 self._env_states[env_id] = EnvState.DONE
             if owner.abandoned:
                 self._apply_step(env, slot, status, extra)
         if status & DONE:
             self._env_episode_count[env_id] += 1
-            action = after_step(self._policy, True, self._env_episode_count[env_id])
+            self._ended(env, owner, auto_reset)
+
+    def _ended(self, env: EnvRecord, owner: Optional[Waiting], auto_reset: Optional[Request]) -> None:
+        """An episode is done: see to the reset that follows, if the worker is not at it already."""
+        if auto_reset is None:
+            action = after_step(self._policy, True, self._env_episode_count[env.env_id])
             if action is Action.RESET and not env.recovering:
                 self._send_reset(env, owner)
-
-    def _parts(self, env: EnvRecord, slot: int, status: int, extra: Any) -> tuple[Any, Any, Any, Any]:
-        """(observation, reward, done, info) of a reply to a step; frees its slot."""
-        obs, reward, done, info = extra if status & EXTRA else (ABSENT, ABSENT, bool(status & DONE), None)
-        if reward is ABSENT:
-            arena = self._arena
-            assert arena is not None
-            if status & REWARD_ARRAY and arena.reward is not None:
-                reward = np.array(arena.reward[slot, env.env_id])
-            else:
-                reward = np.array(arena.reward_cell[slot, env.env_id])
-        return self._observation(env, slot, obs), reward, done, info
+        elif env.recovering:
+            auto_reset.owner = _SILENT
+        elif owner is not None:
+            owner.pending += 1
 
     def _apply_step(self, env: EnvRecord, slot: int, status: int, extra: Any) -> None:
         """A step whose caller has gone away: only its effect on the state remains."""
-        obs = self._parts(env, slot, status, extra)[0]
+        obs = self._slots.timestep(env, slot, status, extra)[0]
         if not (status & DONE and self._env_states.get(env.env_id) is EnvState.RUN):  # Else a reset came after it.
             self._ready_obs[env.env_id] = self._maker.tree(obs)
 
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
-        obs, reward, done, info = self._parts(env, slot, status, extra)
+        obs, reward, done, info = self._slots.timestep(env, slot, status, extra)
         data, obs = self._maker.timestep(obs, reward, done, info, env.env_id)
         self._deliver(env.env_id, request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
 
@@ -335,7 +328,7 @@ class RecoveringSupervisor(Supervisor):
             super().on_reply(child, request, status, (None, None) if status & OBS else data)
 
     def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
-        obs = self._maker.tree(self._observation(env, request.slots[0], rest))
+        obs = self._maker.tree(self._slots.observation(env, request.slots[0], rest))
         if env.prepare_error is not None:
             error, env.prepare_error = env.prepare_error, None
             return self._reset_failed(env, request, error, Failure.WORKER_LOST)
@@ -397,7 +390,7 @@ class RecoveringSupervisor(Supervisor):
             self._deliver(env.env_id, request, None, Event.FAILED, error=error)
 
     def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
-        self._free_slot(env, request.slots[request.proc_ids.index(env.env_id)])
+        self._slots.free(env, request.slots[request.proc_ids.index(env.env_id)])
         self._deliver_failed_step(env, request, error)
         self._recover(env, request.owner, after_step(self._policy, False, 0, failure))
 
@@ -434,7 +427,7 @@ class RecoveringSupervisor(Supervisor):
             env.recovery = self._send_reset(env, _SILENT)
 
     def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
-        self._free_slot(env, request.slots[0])
+        self._slots.free(env, request.slots[0])
         owner = request.owner
         if env.recovering and request is not env.recovery:
             env.lost = None
@@ -582,6 +575,10 @@ class RecoveringSupervisor(Supervisor):
         for env in self._envs:
             if env.retry is not None:
                 yield env.retry[0]
+
+
+def _no_reset(env: EnvRecord) -> int:
+    return NO_RESET
 
 
 _SILENT = Waiting()

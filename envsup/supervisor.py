@@ -296,9 +296,6 @@ class Supervisor:
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
 
-    def on_step(self, child: Child, request: Request, status: int) -> None:
-        raise NotImplementedError("only environments are stepped")
-
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         raise NotImplementedError("only environments are stepped")
 
@@ -423,14 +420,15 @@ class Supervisor:
 
     def _dispatch(self, ready: list[int]) -> None:
         handlers = self._handlers
-        for fd in ready:
-            handler = handlers.get(fd)
-            if handler is not None:
-                try:
+        handler: Any = None
+        try:
+            for fd in ready:
+                handler = handlers.get(fd)
+                if handler is not None:
                     handler()
-                except BaseException:
-                    self._suspect(getattr(handler, "__self__", None))
-                    raise
+        except BaseException:
+            self._suspect(getattr(handler, "__self__", None))
+            raise
 
     def _suspect(self, child: Any) -> None:
         """An interrupt came while a worker was seen to: what it sent may be lost, what it needs may be half done."""

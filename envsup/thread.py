@@ -14,10 +14,10 @@ from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import EXTRA, FAILED, UNBUILT
+from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback
-from envsup.frames import BUILD, CALL, CLOSE_ALL, STEP, STOP
+from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), np.generic)
@@ -84,14 +84,19 @@ def _serve(
 
 
 def _step(host: Host, task: _Task, answers: _Answers) -> None:
-    done = []
-    for local, action in task.work:
-        done.append(_copied(*host.step(local, -1, action)))
+    done, ended = [], []
+    for local, reset_too, action in task.work:
+        reply = _copied(*host.step(local, -1, action))
+        done.append(reply)
+        if reset_too and reply[0] & DONE:
+            ended.append(local)
         if task.eager:
             answers.send(STEP, task.seq, done)
             done = []
     if done:
         answers.send(STEP, task.seq, done)
+    for local in ended:
+        answers.send(AUTO_RESET, task.seq, _copied(*host.call(Call(local, -1, "reset", (), {}))))
 
 
 def _built(host: Host, local: int) -> tuple[int, Any]:
@@ -147,37 +152,35 @@ class ChildThread(Child):
         self._closing = False
 
     @property
-    def alive(self) -> bool:
-        return self._current is not None
-
-    @property
     def pid(self) -> Optional[int]:
         return None
 
     def _start(self) -> None:
         self._closing = False
         self._current = _Life(self)
+        self.alive = True
         self._current.thread.start()
 
     def pack(self, call: Call) -> Call:
         return call._replace(args=copy_value(call.args), kwargs=copy_value(dict(call.kwargs)))
 
     def _post_call(self, request: Request, packed: Call) -> None:
-        self._put(_Task(CALL, request.seq, packed))
+        self._post(_Task(CALL, request.seq, packed))
 
     def _post_build(self, request: Request, local: int) -> None:
-        self._put(_Task(BUILD, request.seq, local))
+        self._post(_Task(BUILD, request.seq, local))
 
     def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> _Task:
-        work = [(self._locals[i], copy_value(action)) for i, action in zip(request.proc_ids, actions)]
-        return _Task(STEP, 0, work, eager)
+        resets = request.reset_slots or [NO_RESET] * len(actions)
+        work = [
+            (self._locals[i], slot != NO_RESET, copy_value(action))
+            for i, slot, action in zip(request.proc_ids, resets, actions)
+        ]
+        return _Task(STEP, self._number(request), work, eager)
 
-    def _post_steps(self, request: Request, packed: _Task) -> None:
-        self._put(packed._replace(seq=request.seq))
-
-    def _put(self, task: _Task) -> None:
+    def _post(self, packed: _Task) -> None:
         if self._current is not None:
-            self._current.tasks.put(task)
+            self._current.tasks.put(packed)
 
     def receive(self) -> None:
         life = self._current
@@ -186,9 +189,9 @@ class ChildThread(Child):
 
     def _report(self, kind: int, seq: int, data: Any) -> None:
         if kind == STEP:
-            request = self.answer(len(data))
+            statuses = bytes([status for status, _ in data])
+            request = self.answer_steps(statuses)
             if not request.expired:
-                statuses = bytes([status for status, _ in data])
                 self.listener.on_steps(self, request, statuses, _extras(data))
             return
         request = self.answer()
@@ -209,11 +212,12 @@ class ChildThread(Child):
         if self._current is not None:
             self._current.tasks.put(_Task(STOP))
             self._current = None
+            self.alive = False
 
     def ask_to_stop(self) -> None:
         if not self._closing:
             self._closing = True
-            self._put(_Task(STOP))
+            self._post(_Task(STOP))
 
     def stopped(self) -> bool:
         if self._current is None:
@@ -223,6 +227,7 @@ class ChildThread(Child):
         if self._current.thread.is_alive():
             return False
         self._current = None
+        self.alive = False
         return True
 
     def terminate(self) -> None:

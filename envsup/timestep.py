@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     import treetensor.numpy as tnp
     from treevalue.tree.common import create_storage
 
+_TREE = tnp.ndarray  # Each read of it from the module costs a microsecond.
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
@@ -27,7 +28,7 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
     The timestep is a tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray.
     """
     found = obs if type(obs) is np.ndarray else node(obs)
-    made = tnp.ndarray(
+    made = _TREE(
         create_storage(
             {
                 "obs": found,
@@ -45,7 +46,7 @@ def abnormal(error: BaseException, env_id: int) -> Any:
     """The timestep of a step that failed."""
     nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
     info = {"abnormal": np.array(True), "err": _object_leaf(error)}
-    return tnp.ndarray(create_storage({**nothing, "info": create_storage(info), "env_id": np.array(env_id)}))
+    return _TREE(create_storage({**nothing, "info": create_storage(info), "env_id": np.array(env_id)}))
 
 
 def node(value: Any) -> Any:
@@ -121,7 +122,7 @@ def tree(value: Any) -> Any:
     if type(value) is np.ndarray:
         return value
     found = node(value)
-    return found if isinstance(found, np.ndarray) else tnp.ndarray(found)
+    return found if isinstance(found, np.ndarray) else _TREE(found)
 
 
 def stack(observations: Sequence[Any]) -> Any:

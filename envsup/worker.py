@@ -10,24 +10,13 @@ import os
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import Any, Callable, Hashable, NamedTuple, Optional
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import (
-    ARRAY,
-    DONE,
-    EXTRA,
-    FAILED,
-    INT,
-    INT64,
-    NO_INFO,
-    OBS,
-    UNBUILT,
-    Arena,
-    ArenaWriter,
-)
+from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
 from envsup.frames import (
+    AUTO_RESET,
     BUILD,
     CALL,
     CLOSE_ALL,
@@ -35,15 +24,15 @@ from envsup.frames import (
     EXTRA_LENGTH,
     HEADER,
     HEADER_SIZE,
+    NO_RESET,
     ONE_STATUS,
-    RECORD,
-    RECORD_SIZE,
     STEP,
+    step_columns,
 )
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
-READ_SIZE = 65536
+READ_SIZE = 16384
 
 
 @dataclass
@@ -76,93 +65,95 @@ class Failed(NamedTuple):
     traceback: str
 
 
-class Host:
-    """The objects of one worker."""
+class _Seat:
+    """One hosted object, and where its observations go.
 
-    def __init__(self, hosted: list[Hosted], arena: Optional[Arena]) -> None:
+    Attributes:
+        target: the object, None if it could not be built.
+        blocked: why it cannot be stepped: it could not be built (then ``built`` is False), or reset.
+    """
+
+    def __init__(self, hosted: Hosted) -> None:
         self.hosted = hosted
-        self.arena = arena
-        self._objects: list[Any] = [None] * len(hosted)
-        self._writers: list[Optional[ArenaWriter]] = [None] * len(hosted)
-        self._errors: list[Optional[BaseException]] = [None] * len(hosted)
-        self._unfit: list[Optional[BaseException]] = [None] * len(hosted)
+        self.target: Any = None
+        self.writer: Optional[ArenaWriter] = None
+        self.built = True
+        self.blocked: Optional[BaseException] = None
 
-    def build(self, local: int) -> Optional[BaseException]:
-        """(Re)make one object; returns the error if that failed, which then answers every request to it."""
-        hosted = self.hosted[local]
-        self._errors[local] = self._unfit[local] = None
+    def build(self, arena: Optional[Arena]) -> Optional[BaseException]:
+        self.built, self.blocked = True, None
         try:
-            self._dispose(local)
-            self._objects[local] = hosted.init() if callable(hosted.init) else hosted.init
-            if self.arena is not None:
-                self._writers[local] = ArenaWriter(self.arena, hosted.proc_id)
+            self.dispose()
+            init = self.hosted.init
+            self.target = init() if callable(init) else init
+            if arena is not None:
+                self.writer = ArenaWriter(arena, self.hosted.proc_id)
         except BaseException as error:
-            self._errors[local] = error
-        return self._errors[local]
+            self.built, self.blocked = False, error
+        return self.blocked
 
-    def _dispose(self, local: int) -> None:
-        old, self._objects[local] = self._objects[local], None
+    def dispose(self) -> None:
+        old, self.target = self.target, None
         if old is not None and callable(getattr(old, "close", None)):
             try:
                 old.close()
             except Exception:
                 pass  # It is replaced because it failed; what it says about closing helps nobody.
 
-    def close(self) -> None:
-        """Close every object that can be closed."""
-        for local in range(len(self._objects)):
-            self._dispose(local)
-
-    def step(self, local: int, slot: int, action: Any) -> tuple[int, Any]:
-        """Step an environment; returns the status bits and what of the timestep is not in the arena."""
-        blocked = self._errors[local] or self._unfit[local]
-        if blocked is not None:
-            return self._blocked(local, blocked)
-        try:
-            obs, reward, done, info = self._objects[local].step(action)
-            status = DONE if done else 0
-            if slot >= 0:
-                writer = self._writers[local]
-                assert writer is not None
-                obs = writer.observation(slot, obs)
-                reward_bit = writer.reward(slot, reward)
-                if obs is ABSENT and reward_bit and not info and type(done) in (bool, np.bool_):
-                    return status | OBS | reward_bit | NO_INFO, None
-                if reward_bit:
-                    status, reward = status | reward_bit, ABSENT
-        except BaseException as error:
-            return FAILED | EXTRA, error
-        return status | EXTRA, (obs, reward, done, info)
-
-    def call(self, call: Call) -> tuple[int, Any]:
-        """Call a method of an object, or read an attribute; returns the status bits and (data, extra)."""
-        error = self._errors[call.local]
-        if error is not None:
-            return FAILED | UNBUILT, error
-        status, data = self._invoke(call)
-        if call.method == "reset":
-            self._unfit[call.local] = data if status & FAILED else None
-        hosted = self.hosted[call.local]
-        if hosted.shm_callback is not None:
-            return _through_callback(hosted, call, status, data)
-        return status, data if status & FAILED else (data, None)
-
-    def _invoke(self, call: Call) -> tuple[int, Any]:
-        target = self._objects[call.local]
+    def invoke(self, call: Call) -> tuple[int, Any]:
         try:
             if call.method == ReserveMethod.GETATTR:
-                return 0, read_public(target, call.args[0])
-            data = getattr(target, call.method)(*call.args, **call.kwargs)
+                return 0, read_public(self.target, call.args[0])
+            data = getattr(self.target, call.method)(*call.args, **call.kwargs)
             if call.slot >= 0:
-                writer = self._writers[call.local]
-                assert writer is not None
-                data = writer.observation(call.slot, data)
+                assert self.writer is not None
+                data = self.writer.observation(call.slot, data)
         except BaseException as error:
             return FAILED, error
         return 0, data
 
-    def _blocked(self, local: int, error: BaseException) -> tuple[int, Any]:
-        return FAILED | EXTRA | (UNBUILT if self._errors[local] is error else 0), error
+
+class Host:
+    """The objects of one worker."""
+
+    def __init__(self, hosted: list[Hosted], arena: Optional[Arena]) -> None:
+        self.hosted = hosted
+        self.arena = arena
+        self._seats = [_Seat(item) for item in hosted]
+
+    def build(self, local: int) -> Optional[BaseException]:
+        """(Re)make one object; returns the error if that failed, which then answers every request to it."""
+        return self._seats[local].build(self.arena)
+
+    def close(self) -> None:
+        """Close every object that can be closed."""
+        for seat in self._seats:
+            seat.dispose()
+
+    def step(self, local: int, slot: int, action: Any) -> tuple[int, Any]:
+        """Step an environment; returns the status bits and what of the timestep is not in the arena."""
+        seat = self._seats[local]
+        if seat.blocked is not None:
+            return FAILED | EXTRA | (0 if seat.built else UNBUILT), seat.blocked
+        try:
+            obs, reward, done, info = seat.target.step(action)
+            if slot >= 0:
+                return seat.writer.timestep(slot, obs, reward, done, info)  # type: ignore[union-attr]
+            return (DONE if done else 0) | EXTRA, (obs, reward, done, info)
+        except BaseException as error:
+            return FAILED | EXTRA, error
+
+    def call(self, call: Call) -> tuple[int, Any]:
+        """Call a method of an object, or read an attribute; returns the status bits and (data, extra)."""
+        seat = self._seats[call.local]
+        if not seat.built:
+            return FAILED | UNBUILT, seat.blocked
+        status, data = seat.invoke(call)
+        if call.method == "reset":
+            seat.blocked = data if status & FAILED else None
+        if seat.hosted.shm_callback is not None:
+            return _through_callback(seat.hosted, call, status, data)
+        return status, data if status & FAILED else (data, None)
 
 
 def read_public(target: Any, name: str) -> Any:
@@ -255,7 +246,6 @@ class PipeServer:
         self._request_fd = request_fd
         self._reply_fd = reply_fd
         self._buffer = b""
-        self.arena = host.arena
 
     def serve(self) -> None:
         """Build everything, then answer until told to stop or until the supervisor is gone."""
@@ -265,11 +255,11 @@ class PipeServer:
             frame = self._receive()
             if frame is None:
                 return
-            kind, flags, count, seq, body = frame
+            kind, flags, count, seq, _ = HEADER.unpack_from(frame)
             if kind == STEP:
-                self._step(flags, count, seq, body)
+                self._step(flags, count, seq, frame)
             elif kind == CALL:
-                self._call(seq, body)
+                self._call(seq, frame[HEADER_SIZE:])
             elif kind == BUILD:
                 self._build(count, seq)
             else:
@@ -277,24 +267,20 @@ class PipeServer:
                     self._host.close()
                 return
 
-    def _receive(self) -> Optional[tuple[int, int, int, int, bytes]]:
+    def _receive(self) -> Optional[bytes]:
+        """The next whole frame, None at the end."""
         buffer = self._buffer or os.read(self._request_fd, READ_SIZE)
-        while len(buffer) < HEADER_SIZE:
-            buffer = self._more(buffer) if buffer else b""
-            if not buffer:
+        if len(buffer) < HEADER_SIZE:
+            buffer = self._fill(buffer, HEADER_SIZE)
+            if len(buffer) < HEADER_SIZE:
                 return None
-        kind, flags, count, seq, length = HEADER.unpack_from(buffer)
-        end = HEADER_SIZE + length
+        end = HEADER_SIZE + HEADER.unpack_from(buffer)[4]
         if len(buffer) < end:
             buffer = self._fill(buffer, end)
             if len(buffer) < end:
                 return None
         self._buffer = buffer[end:]
-        return kind, flags, count, seq, buffer[HEADER_SIZE:end]
-
-    def _more(self, buffer: bytes) -> bytes:
-        data = os.read(self._request_fd, READ_SIZE)
-        return buffer + data if data else b""
+        return buffer[:end]
 
     def _fill(self, buffer: bytes, end: int) -> bytes:
         """Read on until ``end`` bytes are there: a long body comes in many pieces."""
@@ -326,52 +312,66 @@ class PipeServer:
             reason.__cause__ = error
             status, reply = dump_reply(FAILED, reason, "a request")
         else:
-            status, data = self._host.call(call)
-            if not status & FAILED and data[0] is ABSENT and data[1] is None:
-                status, reply = OBS, b""
-            else:
-                status, reply = dump_reply(status, data, call.method)
+            status, reply = self._carry_out(call)
         self._send(HEADER.pack(CALL, status, 0, seq, len(reply)) + reply)
 
-    def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
-        statuses: list[int] = []
-        extras: list[bytes] = []
-        pickled: Any = None
+    def _carry_out(self, call: Call) -> tuple[int, bytes]:
+        status, data = self._host.call(call)
+        if not status & FAILED and data[0] is ABSENT and data[1] is None:
+            return OBS, b""
+        return dump_reply(status, data, call.method)
+
+    def _step(self, flags: int, count: int, seq: int, frame: bytes) -> None:
+        columns = step_columns(count)
+        numbers = columns.unpack_from(frame, HEADER_SIZE)
+        actions = self._actions(numbers, count, frame[HEADER_SIZE + columns.size :])
         step = self._host.step
-        for offset in range(0, count * RECORD_SIZE, RECORD_SIZE):
-            local, slot, kind, number = RECORD.unpack_from(body, offset)
-            if kind == INT:
-                action: Any = number
-            elif kind == INT64:
-                action = np.int64(number)
-            elif kind == ARRAY:
-                assert self.arena is not None
-                action = self.arena.get_action(slot, self._host.hosted[local].proc_id)
-            else:
-                pickled = pickled or _load_actions(body[count * RECORD_SIZE :])
-                action = next(pickled)
+        statuses = bytearray()
+        extras: list[bytes] = []
+        resets: list[tuple[int, int]] = []
+        for local, slot, reset_slot, action in zip(numbers, numbers[count:], numbers[2 * count :], actions):
             if type(action) is _BadAction:
                 status, extra = FAILED | EXTRA, action.reason
             else:
                 status, extra = step(local, slot, action)
             if status & EXTRA:
                 status, data = dump_reply(status, extra, "step")
-                extras.append(EXTRA_LENGTH.pack(len(data)))
-                extras.append(data)
+                extras += EXTRA_LENGTH.pack(len(data)), data
+            if status & DONE and reset_slot != NO_RESET:
+                resets.append((local, reset_slot))
+            statuses.append(status)
             if flags & EAGER:
-                self._answer(seq, [status], extras)
+                self._answer(seq, statuses, extras)
+                statuses.clear()
                 extras.clear()
-            else:
-                statuses.append(status)
         if statuses:
             self._answer(seq, statuses, extras)
+        for local, slot in resets:
+            status, reply = self._carry_out(Call(local, slot, "reset", (), {}))
+            self._send(HEADER.pack(AUTO_RESET, status, local, seq, len(reply)) + reply)
 
-    def _answer(self, seq: int, statuses: list[int], extras: list[bytes]) -> None:
+    def _actions(self, numbers: tuple[int, ...], count: int, tail: bytes) -> Sequence[Any]:
+        kinds = numbers[3 * count : 4 * count]
+        actions: list[Any] = list(numbers[4 * count :])
+        pickled = _load_actions(tail) if tail else None
+        for index, kind in enumerate(kinds):
+            if kind == INT64:
+                actions[index] = np.int64(actions[index])
+            elif kind == ARRAY:
+                actions[index] = self._stored_action(numbers[count + index], numbers[index])
+            elif kind == PICKLED:
+                assert pickled is not None
+                actions[index] = next(pickled)
+        return actions
+
+    def _stored_action(self, slot: int, local: int) -> Any:
+        assert self._host.arena is not None
+        return self._host.arena.get_action(slot, self._host.hosted[local].proc_id)
+
+    def _answer(self, seq: int, statuses: bytearray, extras: list[bytes]) -> None:
         if len(statuses) == 1 and not extras:
             return self._send(ONE_STATUS.pack(STEP, 0, 1, seq, 1, statuses[0]))
-        body = bytes(statuses)
-        if extras:
-            body += b"".join(extras)
+        body = b"".join((statuses, *extras))
         self._send(HEADER.pack(STEP, 0, len(statuses), seq, len(body)) + body)
 
 
@@ -379,7 +379,7 @@ class _BadAction(NamedTuple):
     reason: BaseException
 
 
-def _load_actions(data: bytes) -> Any:
+def _load_actions(data: bytes) -> Iterator[Any]:
     """The actions that were pickled one by one; each that cannot be rebuilt fails its own step."""
     for pickled in pickle.loads(data):
         try:

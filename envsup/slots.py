@@ -1,0 +1,165 @@
+"""The supervisor's side of the arena: which slots a reply may fill, and what replies left in them."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import numpy as np
+
+from envsup.arena import DONE, EXTRA, REWARD_ARRAY, Arena, Array
+from envsup.env_record import EnvRecord
+from envsup.frames import NO_RESET
+from envsup.spaces import ABSENT, Partial, assemble, restore
+
+COPY_SLOTS, VIEW_SLOTS = 2, 4
+_STEP_SLOTS, _RESET_SLOTS = (0, 1), (1, 0)
+_VIEW_RESET_SLOTS = (2, 3)
+
+
+class Slots:
+    """The slots of an arena, and the copies or views of them that the user gets.
+
+    With ``copy_on_get`` a slot is free again when its reply has been read; else when the user has made the next request
+    for its environment.  Without an arena there is no slot, and every reply comes by message.
+    """
+
+    def __init__(self, arena: Optional[Arena], copy_on_get: bool) -> None:
+        self.arena = arena
+        self.copies = copy_on_get
+
+    def take_for_step(self, env: EnvRecord) -> int:
+        """A slot that the reply to a step may fill, -1 for none."""
+        if self.arena is None:
+            return -1
+        if self.copies:
+            blocked = env.busy
+        else:
+            env.held &= env.ready_bit
+            blocked = env.busy | env.held
+        return self._take(env, _STEP_SLOTS, blocked)
+
+    def take_for_reset(self, env: EnvRecord, by_caller: bool) -> int:
+        """A slot that the observation of a reset may fill, -1 for none; ``by_caller``: not an automatic reset."""
+        if self.arena is None:
+            return -1
+        blocked = env.busy | _promised(env)
+        if self.copies:
+            return self._take(env, _RESET_SLOTS, blocked)
+        if by_caller:
+            env.held &= env.ready_bit
+        return self._take(env, _VIEW_RESET_SLOTS, blocked | env.held)
+
+    @staticmethod
+    def _take(env: EnvRecord, candidates: tuple[int, int], blocked: int) -> int:
+        for slot in candidates:
+            if not blocked >> slot & 1:
+                env.busy |= 1 << slot
+                return slot
+        return -1
+
+    def for_auto_reset(self, env: EnvRecord) -> int:
+        """A slot for the reset that the worker may make by itself after the only step in flight; not taken yet."""
+        if self.arena is None:
+            return -1
+        candidates = _RESET_SLOTS if self.copies else _VIEW_RESET_SLOTS
+        blocked = env.busy | env.held
+        return next((slot for slot in candidates if not blocked >> slot & 1), NO_RESET)
+
+    @staticmethod
+    def mark(env: EnvRecord, slot: int) -> None:
+        """The worker fills the slot."""
+        if slot >= 0:
+            env.busy |= 1 << slot
+
+    @staticmethod
+    def free(env: EnvRecord, slot: int) -> None:
+        """Nothing will be read from the slot."""
+        if slot >= 0:
+            env.busy &= ~(1 << slot)
+
+    def observation(self, env: EnvRecord, slot: int, rest: Any) -> Any:
+        """The observation of a reply, put together from its slot and its message; frees the slot."""
+        if slot < 0 or not (rest is ABSENT or isinstance(rest, Partial)):
+            self.free(env, slot)
+            return rest
+        arena, bit = self.arena, 1 << slot
+        assert arena is not None
+        env.busy &= ~bit
+        arrays = arena.rows(slot, env.env_id)
+        if self.copies:
+            arrays = [array.copy() for array in arrays]
+        else:
+            env.held |= bit
+            env.ready_bit = bit
+        return restore(arena.layout.root, rest, arrays)
+
+    def timestep(self, env: EnvRecord, slot: int, status: int, extra: Any) -> tuple[Any, Any, Any, Any]:
+        """(observation, reward, done, info) of a reply to a step; frees its slot."""
+        obs, reward, done, info = extra if status & EXTRA else (ABSENT, ABSENT, bool(status & DONE), None)
+        if reward is ABSENT:
+            arena = self.arena
+            assert arena is not None
+            if status & REWARD_ARRAY and arena.reward is not None:
+                reward = np.array(arena.reward[slot, env.env_id])
+            else:
+                reward = np.array(arena.reward_cell[slot, env.env_id])
+        return self.observation(env, slot, obs), reward, done, info
+
+    def read_round(self, replies: int) -> Optional["RoundReader"]:
+        """What reads many replies at once, None if there are too few of them for that to pay."""
+        arena = self.arena
+        if arena is None or 2 * replies < arena.reward_cell.shape[1]:
+            return None
+        return RoundReader(arena, self.copies)
+
+
+class RoundReader:
+    """Reads replies that are all in the arena: by one copy of the first slot of all environments, or as views.
+
+    Attributes:
+        last_slot: it can read slots from 0 to this one.
+        block: with copies and observations of a single leaf, the array ``(num_envs, ...)`` whose rows it gives out.
+    """
+
+    def __init__(self, arena: Arena, copies: bool) -> None:
+        self.last_slot = 0 if copies else len(_STEP_SLOTS) - 1
+        self._root = arena.layout.root
+        self._copies = copies
+        slots = range(self.last_slot + 1)
+        # By slot: the blocks of the leaves.
+        self._blocks = (
+            [[block[0].copy() for block in arena.obs]]
+            if copies
+            else [[block[slot] for block in arena.obs] for slot in slots]
+        )
+        single = arena.single_leaf is not None
+        self._single = [blocks[0] for blocks in self._blocks] if single else None
+        self._cells = arena.reward_cell[: len(slots)].copy()
+        self._rewards = None if arena.reward is None else arena.reward[: len(slots)].copy()
+        self.block: Optional[Array] = self._single[0] if copies and self._single else None
+
+    def read(self, env: EnvRecord, slot: int, status: int) -> tuple[Any, Array]:
+        """(observation, reward) of an environment; frees its slot."""
+        env_id, bit = env.env_id, 1 << slot
+        env.busy &= ~bit
+        if not self._copies:
+            env.held |= bit
+            env.ready_bit = bit
+        if self._single is not None:
+            obs: Any = self._single[slot][env_id, ...]
+        else:
+            obs = assemble(self._root, [block[env_id, ...] for block in self._blocks[slot]])
+        if status & REWARD_ARRAY and self._rewards is not None:
+            return obs, self._rewards[slot, env_id, ...]
+        return obs, self._cells[slot, env_id, ...]
+
+
+def _promised(env: EnvRecord) -> int:
+    """Bits of the slots that the steps in flight may fill with a reset of the worker's own."""
+    bits = 0
+    if env.busy:
+        for request in env.child.open:
+            for env_id, slot in zip(request.proc_ids, request.reset_slots):
+                if env_id == env.env_id and slot >= 0:
+                    bits |= 1 << slot
+    return bits
