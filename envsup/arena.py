@@ -94,18 +94,16 @@ class Arena:
         return np.array(self.action[slot, env_id])  # type: ignore[index]
 
 
-ACTION_KINDS: dict[type, int] = {int: INT, np.int64: INT64, np.ndarray: ARRAY}
-"""How an action of a type travels, if it fits; any other is pickled."""
-
-
 def put_action(arena: Optional[Arena], slot: int, env_id: int, action: Any) -> int:
     """How an action is to be sent; one that is to go by way of the arena has been stored there."""
-    kind = ACTION_KINDS.get(type(action), PICKLED)
-    if kind == INT and not -(2**63) <= action < 2**63:
-        return PICKLED
-    if kind == ARRAY and (arena is None or not arena.store_action(slot, env_id, action)):
-        return PICKLED
-    return kind
+    kind = type(action)
+    if kind is int:
+        return INT if -(2**63) <= action < 2**63 else PICKLED
+    if kind is np.int64:
+        return INT64
+    if kind is np.ndarray and arena is not None and arena.store_action(slot, env_id, action):
+        return ARRAY
+    return PICKLED
 
 
 class ArenaWriter:

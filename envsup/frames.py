@@ -1,18 +1,26 @@
 """How requests and replies look in a pipe between a supervisor and a worker process.
 
-A frame is a header and a body of ``length`` bytes.  Steps of fixed form are columns of numbers in the request and one
-status byte each in the reply; everything else is a pickle in the body.
+A frame is a header and a body of ``length`` bytes.  A step of fixed form is a record in the request and one status byte
+in the reply; everything else is a pickle in the body.
 """
 
 from __future__ import annotations
 
-import functools
 import struct
 
 HEADER = struct.Struct("<BBHIQ")
 """kind, flags, count, sequence number of the request, length of the body."""
 
 HEADER_SIZE = HEADER.size
+
+RECORD = struct.Struct("<HbbBq")
+"""One step: index of the environment in its worker, slot for the reply (negative: none), slot for the observation of
+the reset that is to follow the end of the episode (NO_RESET: none is to), kind of the action, its value if an int."""
+
+RECORD_SIZE = RECORD.size
+
+ONE_STEP = struct.Struct("<BBHIQHbbBq")
+"""A whole request for one step: header and record."""
 
 ONE_STATUS = struct.Struct("<BBHIQB")
 """A whole reply to one step with nothing but its status: header and status byte."""
@@ -30,20 +38,3 @@ NO_RESET = -2
 
 CLOSE_ALL = 1
 """Count of a STOP frame that asks the worker to close what it hosts before it leaves."""
-
-
-@functools.lru_cache(maxsize=512)
-def steps_frame(count: int) -> struct.Struct:
-    """A request for ``count`` steps, without the pickled actions that may follow.
-
-    After the header one column each: index of the environment in its worker, slot for the reply (negative: none), slot
-    for the observation of the reset that is to follow the end of the episode (NO_RESET: none is to), kind of the
-    action, and the action itself if it is an int.
-    """
-    return struct.Struct(f"<BBHIQ{count}H{count}b{count}b{count}B{count}q")
-
-
-@functools.lru_cache(maxsize=512)
-def step_columns(count: int) -> struct.Struct:
-    """The columns of ``steps_frame(count)``, without the header."""
-    return struct.Struct(f"<{count}H{count}b{count}b{count}B{count}q")

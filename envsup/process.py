@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 import select
 import signal
-import struct
 from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import ACTION_KINDS, EXTRA, FAILED, INT64, PICKLED, put_action
+from envsup.arena import EXTRA, FAILED, INT64, PICKLED, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -23,9 +23,11 @@ from envsup.frames import (
     HEADER_SIZE,
     NO_RESET,
     ONE_STATUS,
+    ONE_STEP,
+    RECORD,
+    RECORD_SIZE,
     STEP,
     STOP,
-    steps_frame,
 )
 from envsup.launch import WorkerProcess
 from envsup.spec import WorkerSpec
@@ -86,34 +88,30 @@ class ChildProcess(Child):
         self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
 
     def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> bytes:
-        count = len(actions)
-        index_of = self._locals
-        kinds = [ACTION_KINDS.get(type(action), PICKLED) for action in actions]
-        numbers, tail = actions, b""
-        if max(kinds) > INT64:
-            kinds, numbers, tail = self._pack_others(request, actions)
-        resets = request.reset_slots or [NO_RESET] * count
-        indices = [index_of[i] for i in request.proc_ids]
-        frame = steps_frame(count)
-        length = frame.size - HEADER_SIZE + len(tail)
-        head = STEP, EAGER if eager else 0, count, self._number(request), length
-        try:
-            return frame.pack(*head, *indices, *request.slots, *resets, *kinds, *numbers) + tail
-        except struct.error:  # An int that is too large for its column.
-            kinds, numbers, tail = self._pack_others(request, actions)
-            head = (*head[:-1], frame.size - HEADER_SIZE + len(tail))
-            return frame.pack(*head, *indices, *request.slots, *resets, *kinds, *numbers) + tail
+        flags, resets = EAGER if eager else 0, request.reset_slots
+        if len(actions) == 1:
+            (action,), slot = actions, request.slots[0]
+            kind = put_action(self.arena, slot, request.proc_ids[0], action)
+            if kind != PICKLED:
+                value = action if kind <= INT64 else 0
+                local, reset = self._locals[request.proc_ids[0]], resets[0] if resets else NO_RESET
+                seq = self._number(request)
+                return ONE_STEP.pack(STEP, flags, 1, seq, RECORD_SIZE, local, slot, reset, kind, value)
+        body = self._records(request, actions)
+        return HEADER.pack(STEP, flags, len(actions), self._number(request), len(body)) + body
 
-    def _pack_others(self, request: Request, actions: Sequence[Any]) -> tuple[list[int], list[int], bytes]:
-        """(kinds, numbers, the pickled actions) of steps of which not every action is a number."""
-        kinds, numbers, pickled = [], [], []
-        for proc_id, slot, action in zip(request.proc_ids, request.slots, actions):
-            kind = put_action(self.arena, slot, proc_id, action)
+    def _records(self, request: Request, actions: Sequence[Any]) -> bytes:
+        arena, pack, index_of = self.arena, RECORD.pack, self._locals
+        parts, pickled = [], []
+        resets = request.reset_slots or itertools.repeat(NO_RESET)
+        for proc_id, slot, reset, action in zip(request.proc_ids, request.slots, resets, actions):
+            kind = put_action(arena, slot, proc_id, action)
             if kind == PICKLED:
                 pickled.append(self._pickle_action(action))
-            kinds.append(kind)
-            numbers.append(action if kind <= INT64 else 0)
-        return kinds, numbers, pickle.dumps(pickled) if pickled else b""
+            parts.append(pack(index_of[proc_id], slot, reset, kind, action if kind <= INT64 else 0))
+        if pickled:
+            parts.append(pickle.dumps(pickled))
+        return b"".join(parts)
 
     def _pickle_action(self, action: Any) -> bytes:
         try:

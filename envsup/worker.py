@@ -10,11 +10,11 @@ import os
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional
 
 import numpy as np
 
-from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
+from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
 from envsup.frames import (
     AUTO_RESET,
     BUILD,
@@ -26,8 +26,10 @@ from envsup.frames import (
     HEADER_SIZE,
     NO_RESET,
     ONE_STATUS,
+    RECORD,
+    RECORD_SIZE,
     STEP,
-    step_columns,
+    STOP,
 )
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
@@ -252,14 +254,11 @@ class PipeServer:
         for local in range(len(self._host.hosted)):
             self._build(local, 0)
         while True:
-            frame = self._receive()
-            if frame is None:
-                return
-            kind, flags, count, seq, _ = HEADER.unpack_from(frame)
+            kind, flags, count, seq, body = self._receive()
             if kind == STEP:
-                self._step(flags, count, seq, frame)
+                self._step(flags, count, seq, body)
             elif kind == CALL:
-                self._call(seq, frame[HEADER_SIZE:])
+                self._call(seq, body)
             elif kind == BUILD:
                 self._build(count, seq)
             else:
@@ -267,20 +266,21 @@ class PipeServer:
                     self._host.close()
                 return
 
-    def _receive(self) -> Optional[bytes]:
-        """The next whole frame, None at the end."""
+    def _receive(self) -> tuple[int, int, int, int, bytes]:
+        """(kind, flags, count, sequence number, body) of the next request; STOP if the supervisor is gone."""
         buffer = self._buffer or os.read(self._request_fd, READ_SIZE)
         if len(buffer) < HEADER_SIZE:
             buffer = self._fill(buffer, HEADER_SIZE)
             if len(buffer) < HEADER_SIZE:
-                return None
-        end = HEADER_SIZE + HEADER.unpack_from(buffer)[4]
+                return STOP, 0, 0, 0, b""
+        kind, flags, count, seq, length = HEADER.unpack_from(buffer)
+        end = HEADER_SIZE + length
         if len(buffer) < end:
             buffer = self._fill(buffer, end)
             if len(buffer) < end:
-                return None
+                return STOP, 0, 0, 0, b""
         self._buffer = buffer[end:]
-        return buffer[:end]
+        return kind, flags, count, seq, buffer[HEADER_SIZE:end]
 
     def _fill(self, buffer: bytes, end: int) -> bytes:
         """Read on until ``end`` bytes are there: a long body comes in many pieces."""
@@ -321,15 +321,18 @@ class PipeServer:
             return OBS, b""
         return dump_reply(status, data, call.method)
 
-    def _step(self, flags: int, count: int, seq: int, frame: bytes) -> None:
-        columns = step_columns(count)
-        numbers = columns.unpack_from(frame, HEADER_SIZE)
-        actions = self._actions(numbers, count, frame[HEADER_SIZE + columns.size :])
+    def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
+        end = count * RECORD_SIZE
+        pickled = _load_actions(body[end:]) if len(body) > end else None
         step = self._host.step
         statuses = bytearray()
         extras: list[bytes] = []
         resets: list[tuple[int, int]] = []
-        for local, slot, reset_slot, action in zip(numbers, numbers[count:], numbers[2 * count :], actions):
+        for local, slot, reset_slot, kind, action in RECORD.iter_unpack(body[:end]):
+            if kind == INT64:
+                action = np.int64(action)
+            elif kind != INT:
+                action = next(pickled) if pickled and kind == PICKLED else self._stored_action(slot, local)
             if type(action) is _BadAction:
                 status, extra = FAILED | EXTRA, action.reason
             else:
@@ -349,20 +352,6 @@ class PipeServer:
         for local, slot in resets:
             status, reply = self._carry_out(Call(local, slot, "reset", (), {}))
             self._send(HEADER.pack(AUTO_RESET, status, local, seq, len(reply)) + reply)
-
-    def _actions(self, numbers: tuple[int, ...], count: int, tail: bytes) -> Sequence[Any]:
-        kinds = numbers[3 * count : 4 * count]
-        actions: list[Any] = list(numbers[4 * count :])
-        pickled = _load_actions(tail) if tail else None
-        for index, kind in enumerate(kinds):
-            if kind == INT64:
-                actions[index] = np.int64(actions[index])
-            elif kind == ARRAY:
-                actions[index] = self._stored_action(numbers[count + index], numbers[index])
-            elif kind == PICKLED:
-                assert pickled is not None
-                actions[index] = next(pickled)
-        return actions
 
     def _stored_action(self, slot: int, local: int) -> Any:
         assert self._host.arena is not None
