@@ -59,5 +59,18 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
+AUTO = 0
+"""What a number stands for that is yet to be chosen."""
+
+
+def positive_int_or_auto(name: str, value: Any) -> int:
+    """``AUTO`` for "auto"."""
+    if not isinstance(value, str):
+        return positive_int(name, value)
+    if value != "auto":
+        raise ValueError(f"{name} must be a positive int or 'auto', not {value!r}")
+    return AUTO
+
+
 def timeout_of(name: str, value: Any) -> Optional[float]:
     return None if value is None or value == math.inf else positive(name, value)

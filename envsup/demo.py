@@ -19,6 +19,7 @@ from envsup.demo_account import Account, EnvAccount, one_line, summary
 from envsup.demo_table import View, make_display
 from envsup.env_supervisor import EnvSupervisor
 from envsup.make import env_fns
+from envsup.options import at_least
 from envsup.payload import ChildType, RecvPayload
 
 Policy = Callable[[Any], Any]
@@ -201,8 +202,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         description="Run supervised environments, break two of them, and account for every step.",
     )
     parser.add_argument("--env", default="CartPole-v1", metavar="ID", help="CartPole is balanced, others act at random")
-    parser.add_argument("--num-envs", type=_at_least(1), default=8, metavar="N")
-    parser.add_argument("--steps", type=_at_least(MIN_STEPS), metavar="N", help="over all environments")
+    parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N")
+    parser.add_argument("--steps", type=at_least(MIN_STEPS), metavar="N", help="over all environments")
     parser.add_argument("--type", choices=[kind.value for kind in ChildType], default="process", help="of workers")
     parser.add_argument("--no-faults", action="store_true", help="break nothing")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
@@ -210,17 +211,6 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     args.type = ChildType(args.type)
     args.steps = args.steps or DEFAULT_STEPS[args.type]
     return args
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}")
-        return value
-
-    convert.__name__ = "int"  # How argparse names it when the text is no number.
-    return convert
 
 
 def make_supervisor(args: argparse.Namespace) -> EnvSupervisor:

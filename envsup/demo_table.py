@@ -179,12 +179,16 @@ def _cells(row: Row) -> tuple[str, ...]:
     return str(row.env), state, str(row.episodes), last, f"{row.current:.0f}", f"{row.rate:,.0f}", restarts
 
 
+def shows_rich(stderr: bool = False) -> bool:
+    """Whether ``rich`` is installed and standard output (or standard error) is a terminal on which it can draw."""
+    if importlib.util.find_spec("rich") is None:
+        return False
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def make_display(view: View) -> Display:
     """A live table if ``rich`` is installed and standard output is a terminal that can show it."""
-    if importlib.util.find_spec("rich") is not None:
-        from rich.console import Console
-
-        console = Console()
-        if console.is_terminal and not console.is_dumb_terminal:
-            return TableDisplay(view)
-    return LineDisplay(view)
+    return TableDisplay(view) if shows_rich() else LineDisplay(view)
