@@ -46,8 +46,6 @@ class Request:
         too_late: whether the worker had already ended when it was sent.
     """
 
-    reset_slots: Sequence[int] = ()
-    reset_timeout: Optional[float] = None
     auto_resets: Mapping[int, "Request"] = MappingProxyType({})
     deadline: Optional[float] = None
     answered = 0
@@ -64,6 +62,8 @@ class Request:
         payload: Optional[SendPayload] = None,
         owner: Any = None,
         timeout: Optional[float] = None,
+        reset_slots: Sequence[int] = (),
+        reset_timeout: Optional[float] = None,
     ) -> None:
         self.method = method
         self.proc_ids = proc_ids
@@ -71,12 +71,17 @@ class Request:
         self.payload = payload
         self.owner = owner
         self.timeout = timeout
+        self.reset_slots = reset_slots
+        self.reset_timeout = reset_timeout
 
 
 class Listener(Protocol):
     """Who is told of what comes from the workers."""
 
     clock: Callable[[], float]
+
+    def on_step(self, child: "Child", request: Request, status: int) -> None:
+        """The only step of a request is answered: it did not end the episode, and its timestep is in the arena."""
 
     def on_steps(self, child: "Child", request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         """The next ``len(statuses)`` steps of a request are answered.
@@ -248,9 +253,13 @@ class Child(ABC):
         self._enter(request)
         self._post_call(request, packed)
 
-    def send_steps(self, request: Request, packed: Any) -> None:
-        """Send what ``pack_steps`` made."""
-        self._enter(request)
+    def send_steps(self, request: Request, packed: Any, now: float) -> None:
+        """Send what ``pack_steps`` made; ``now`` is what the clock says."""
+        if self.open or request.timeout is not None:
+            self._enter(request)
+        else:
+            request.sent_at = now
+            self.open.append(request)
         self._post(packed)
 
     def rebuild(self, proc_id: int) -> None:

@@ -472,8 +472,8 @@ class EnvSupervisor(RecoveringSupervisor):
                 continue
             slot, status, extra = result
             if extra is None and 0 <= slot <= last_slot:
-                obs, reward = reader.read(envs[env_id], slot, status)  # type: ignore[union-attr]
-                timestep, obs = make(obs, reward, status & DONE == DONE, None, env_id)
+                obs, reward, done, index = reader.read(envs[env_id], slot, status)  # type: ignore[union-attr]
+                timestep, obs = make(obs, reward, done, None, index)
             else:
                 timestep, obs = make(*self._slots.timestep(envs[env_id], slot, status, extra), env_id)
             timesteps.append(timestep)

@@ -11,26 +11,30 @@ Key = tuple[int, Hashable]
 
 
 class Inbox:
-    """Replies in the order of their arrival, which can also be taken by (proc_id, req_id)."""
+    """Replies in the order of their arrival, which can also be taken by (proc_id, req_id).
+
+    Attributes:
+        payloads: the replies, oldest first, by a number that goes up.
+    """
 
     def __init__(self) -> None:
-        self._payloads: dict[int, RecvPayload] = {}
+        self.payloads: dict[int, RecvPayload] = {}
         self._numbers: dict[Key, deque[int]] = {}
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self._payloads)
+        return len(self.payloads)
 
     def put(self, payload: RecvPayload) -> None:
         """Add a reply at the end."""
-        self._payloads[self._next] = payload
+        self.payloads[self._next] = payload
         self._numbers.setdefault((payload.proc_id, payload.req_id), deque()).append(self._next)
         self._next += 1
 
     def take_first(self) -> RecvPayload:
         """Remove and return the oldest reply."""
-        number = next(iter(self._payloads))
-        payload = self._payloads[number]
+        number = next(iter(self.payloads))
+        payload = self.payloads[number]
         return self._remove((payload.proc_id, payload.req_id))
 
     def take_any(self, keys: "set[Key]") -> RecvPayload:
@@ -44,11 +48,11 @@ class Inbox:
 
     def has_reset(self, proc_id: int) -> bool:
         """Whether the observation of a reset of this environment is there."""
-        return any(p.proc_id == proc_id and p.method == "reset" for p in self._payloads.values())
+        return any(p.proc_id == proc_id and p.method == "reset" for p in self.payloads.values())
 
     def clear(self) -> None:
         """Drop everything."""
-        self._payloads.clear()
+        self.payloads.clear()
         self._numbers.clear()
 
     def _remove(self, key: Key) -> RecvPayload:
@@ -56,4 +60,4 @@ class Inbox:
         number = numbers.popleft()
         if not numbers:
             del self._numbers[key]
-        return self._payloads.pop(number)
+        return self.payloads.pop(number)

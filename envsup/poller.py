@@ -23,6 +23,9 @@ class Poller(Protocol):
         """Give its own descriptor back."""
 
 
+_MAX_EVENTS = 256  # The default makes room for a thousand on every call.
+
+
 class EpollPoller:
     """The poller of Linux, without the objects that ``selectors`` makes for each event."""
 
@@ -39,7 +42,7 @@ class EpollPoller:
             pass
 
     def poll(self, timeout: Optional[float]) -> list[int]:
-        return [fd for fd, _ in self._epoll.poll(timeout)]
+        return [fd for fd, _ in self._epoll.poll(timeout, _MAX_EVENTS)]
 
     def close_descriptors(self) -> None:
         self._epoll.close()

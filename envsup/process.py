@@ -11,7 +11,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import EXTRA, FAILED, INT64, PICKLED, put_action
+from envsup.arena import DONE, EXTRA, FAILED, INT64, PICKLED, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -36,7 +36,6 @@ from envsup.worker import Call, Failed, Hosted, dump, has_text
 _READ_SIZE = 8192
 _LONG_READ_SIZE = 1 << 20
 _PLAIN = {int, float, bool, str, bytes, np.int64, np.int32, np.float32, np.float64}
-_NO_EXTRAS: Iterator[tuple[int, Any]] = iter(())
 
 
 class ChildProcess(Child):
@@ -88,15 +87,16 @@ class ChildProcess(Child):
         self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
 
     def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> bytes:
-        flags, resets = EAGER if eager else 0, request.reset_slots
+        flags = EAGER if eager else 0
         if len(actions) == 1:
-            (action,), slot = actions, request.slots[0]
-            kind = put_action(self.arena, slot, request.proc_ids[0], action)
+            (action,), (slot,), (proc_id,) = actions, request.slots, request.proc_ids
+            kind = put_action(self.arena, slot, proc_id, action)
             if kind != PICKLED:
                 value = action if kind <= INT64 else 0
-                local, reset = self._locals[request.proc_ids[0]], resets[0] if resets else NO_RESET
-                seq = self._number(request)
-                return ONE_STEP.pack(STEP, flags, 1, seq, RECORD_SIZE, local, slot, reset, kind, value)
+                reset = request.reset_slots[0] if request.reset_slots else NO_RESET
+                return ONE_STEP.pack(
+                    STEP, flags, 1, self._number(request), RECORD_SIZE, self._locals[proc_id], slot, reset, kind, value
+                )
         body = self._records(request, actions)
         return HEADER.pack(STEP, flags, len(actions), self._number(request), len(body)) + body
 
@@ -168,14 +168,18 @@ class ChildProcess(Child):
                 self._buffer += data[end:]
 
     def _parse_status(self, data: bytes) -> bool:
-        """Report ``data`` if it is what the reply to one step nearly always is: a header and a status byte."""
-        kind, _, _, seq, length, status = ONE_STATUS.unpack(data)
-        if kind != STEP or length != 1 or status & EXTRA or not self.open or self.open[0].seq != seq:
+        """Report ``data`` if it is what nearly every reply is: a header and the status of the only step in flight."""
+        kind, _, _, seq, _, status = ONE_STATUS.unpack(data)
+        opened = self.open
+        if kind != STEP or status & (EXTRA | DONE) or len(opened) != 1:
             return False
-        statuses = data[HEADER_SIZE:]
-        request = self.answer_steps(statuses)
+        request = opened[0]
+        if request.seq != seq or len(request.proc_ids) != 1:
+            return False
+        opened.clear()
+        request.answered = 1
         if not request.expired:
-            self.listener.on_steps(self, request, statuses, _NO_EXTRAS)
+            self.listener.on_step(self, request, status)
         return True
 
     def _parse_buffer(self) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Iterator, Optional, Sequence
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvPayload, EnvRecord
 from envsup.errors import WorkerDied
-from envsup.frames import NO_RESET
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_reset, after_step
 from envsup.payload import RecvPayload, SendPayload
 from envsup.ready import ReadyObservations
@@ -60,14 +60,11 @@ class RecoveringSupervisor(Supervisor):
         A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
         step has a time limit of its own.
         """
-        timeout = self._step_timeout
-        eager = owner is None or timeout is not None
         batches, waiting = self._batches(env_ids, actions, owner, payload)
-        packed = []
+        eager = owner is None or self._step_timeout is not None
         try:
-            for child, request, steps in batches:
-                packed.append((child, request, child.pack_steps(request, steps, eager)))
-            held = [(env, request, env.child.pack_steps(request, (action,), True)) for env, request, action in waiting]
+            frames = [child.pack_steps(request, steps, eager) for child, request, steps in batches]
+            held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
         except BaseException:
             for _, request, _ in batches:
                 for env_id, slot in zip(request.proc_ids, request.slots):
@@ -75,57 +72,59 @@ class RecoveringSupervisor(Supervisor):
             raise
         if owner is not None:
             owner.pending += len(env_ids)
-        for child, request, frame in packed:
-            try:
-                child.send_steps(request, frame)
-            except BaseException:
-                self._suspect(child)
-                raise
-        for env, request, frame in held:
+        now = self.clock()
+        child = None
+        try:
+            for (child, request, _), frame in zip(batches, frames):
+                child.send_steps(request, frame, now)
+        except BaseException:
+            self._suspect(child)
+            raise
+        for (env, request, _), frame in zip(waiting, held):
             self._hold_step(env, request, frame)
 
     def _batches(
         self, env_ids: Sequence[int], actions: Sequence[Any], owner: Optional[Waiting], payload: Optional[SendPayload]
-    ) -> tuple[list[tuple[Child, Request, list[Any]]], list[tuple[EnvRecord, Request, Any]]]:
+    ) -> tuple[list[tuple[Child, Request, Sequence[Any]]], list[tuple[EnvRecord, Request, Any]]]:
         """The steps that are to be sent, by worker, and those of environments that cannot take one now."""
-        envs, slots, timeout = self._envs, self._slots, self._step_timeout
-        batches: list[tuple[Child, Request, list[Any]]] = []
+        envs, take_slots, timeout, reset_timeout = (
+            self._envs,
+            self._slots.take_for_step,
+            self._step_timeout,
+            self._reset_timeout,
+        )
+        batches: list[tuple[Child, Request, Sequence[Any]]] = []
         waiting: list[tuple[EnvRecord, Request, Any]] = []
-        of_child: dict[Child, tuple[Child, Request, list[Any]]] = {}
-        reset_slot = self._reset_slot if owner is not None and self._auto_reset else _no_reset
+        of_child: dict[Child, tuple[Request, list[Any]]] = {}
+        may_reset = owner is not None and self._auto_reset
+        by_default = self._episode_num == math.inf and not any(self._reset_param.values())
         for env_id, action in zip(env_ids, actions):
             env = envs[env_id]
             child = env.child
             if env.recovering or env.lost is not None or not child.alive:
-                waiting.append((env, Request("step", (env_id,), (-1,), payload, owner, timeout), action))
+                request = Request("step", (env_id,), (-1,), payload, owner, timeout)
+                waiting.append((env, request, action))
                 continue
-            slot = slots.take_for_step(env)
-            batch = of_child.get(child) if timeout is None else None
-            if batch is None:
-                request = Request("step", [env_id], [slot], payload, owner, timeout)
-                request.reset_slots = [reset_slot(env)]
-                request.reset_timeout = self._reset_timeout
-                batch = of_child[child] = child, request, [action]
-                batches.append(batch)
-            else:
-                _, request, steps = batch
+            resets = may_reset and not (child.open or env.new_seed) and (by_default or self._resets_itself(env_id))
+            slot, reset_slot = take_slots(env, resets)
+            if timeout is not None or len(child.hosted) == 1:
+                request = Request("step", (env_id,), (slot,), payload, owner, timeout, (reset_slot,), reset_timeout)
+                batches.append((child, request, (action,)))
+            elif child in of_child:
+                request, steps = of_child[child]
                 request.proc_ids.append(env_id)  # type: ignore[attr-defined]
                 request.slots.append(slot)  # type: ignore[attr-defined]
-                request.reset_slots.append(reset_slot(env))  # type: ignore[attr-defined]
+                request.reset_slots.append(reset_slot)  # type: ignore[attr-defined]
                 steps.append(action)
+            else:
+                request = Request("step", [env_id], [slot], payload, owner, timeout, [reset_slot], reset_timeout)
+                of_child[child] = request, [action]
+                batches.append((child, *of_child[child]))
         return batches, waiting
 
-    def _reset_slot(self, env: EnvRecord) -> int:
-        """For a reset that the worker makes by itself if the step ends the episode: it saves a way there and back.
-
-        NO_RESET where the supervisor has to send it, or is not to reset.
-        """
-        env_id = env.env_id
-        if env.child.open or env.new_seed or self._reset_param.get(env_id):
-            return NO_RESET
-        if self._env_episode_count[env_id] + 1 >= self._episode_num:
-            return NO_RESET
-        return self._slots.for_auto_reset(env)
+    def _resets_itself(self, env_id: int) -> bool:
+        """Whether the worker may reset an environment when its episode ends: that saves a way there and back."""
+        return not self._reset_param.get(env_id) and self._env_episode_count[env_id] + 1 < self._episode_num
 
     def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
         """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
@@ -198,13 +197,21 @@ class RecoveringSupervisor(Supervisor):
 
     # -- replies --
 
+    def on_step(self, child: Child, request: Request, status: int) -> None:
+        owner = request.owner
+        if owner is None or owner.abandoned or status & _UNUSUAL or self._inbox.payloads:
+            self.on_steps(child, request, bytes((status,)), iter(()))
+        else:
+            owner.results[request.proc_ids[0]] = request.slots[0], status, None
+            owner.pending -= 1
+
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         owner, first = request.owner, request.answered - len(statuses)
         env_ids, slots = request.proc_ids, request.slots
         if first or len(statuses) < len(env_ids):
             env_ids, slots = env_ids[first : request.answered], slots[first : request.answered]
         plain = owner is not None and not owner.abandoned
-        if plain and self._inbox:
+        if plain and self._inbox.payloads:
             self._outdate(env_ids)
         for env_id, slot, status in zip(env_ids, slots, statuses):
             if plain and not status & _UNUSUAL:
@@ -361,7 +368,7 @@ class RecoveringSupervisor(Supervisor):
             return
         waiting, env.waiting_steps = env.waiting_steps, []
         for request, steps in waiting:
-            env.child.send_steps(request, steps)
+            env.child.send_steps(request, steps, self.clock())
 
     # -- failures --
 
@@ -575,10 +582,6 @@ class RecoveringSupervisor(Supervisor):
         for env in self._envs:
             if env.retry is not None:
                 yield env.retry[0]
-
-
-def _no_reset(env: EnvRecord) -> int:
-    return NO_RESET
 
 
 _SILENT = Waiting()

@@ -27,16 +27,28 @@ class Slots:
         self.arena = arena
         self.copies = copy_on_get
 
-    def take_for_step(self, env: EnvRecord) -> int:
-        """A slot that the reply to a step may fill, -1 for none."""
+    def take_for_step(self, env: EnvRecord, resets: bool) -> tuple[int, int]:
+        """A slot that the reply to a step may fill, and one for the reset that may follow it; -1 for none.
+
+        The second is not taken yet; it is NO_RESET unless ``resets``, or if none is free.
+        """
         if self.arena is None:
-            return -1
+            return -1, -1 if resets else NO_RESET
         if self.copies:
+            if env.busy == 0:  # Nearly always.
+                env.busy = 1
+                return 0, 1 if resets else NO_RESET
             blocked = env.busy
         else:
             env.held &= env.ready_bit
             blocked = env.busy | env.held
-        return self._take(env, _STEP_SLOTS, blocked)
+        slot = self._take(env, _STEP_SLOTS, blocked)
+        return slot, self._for_auto_reset(env) if resets else NO_RESET
+
+    def _for_auto_reset(self, env: EnvRecord) -> int:
+        candidates = _RESET_SLOTS if self.copies else _VIEW_RESET_SLOTS
+        blocked = env.busy | env.held
+        return next((slot for slot in candidates if not blocked >> slot & 1), NO_RESET)
 
     def take_for_reset(self, env: EnvRecord, by_caller: bool) -> int:
         """A slot that the observation of a reset may fill, -1 for none; ``by_caller``: not an automatic reset."""
@@ -56,14 +68,6 @@ class Slots:
                 env.busy |= 1 << slot
                 return slot
         return -1
-
-    def for_auto_reset(self, env: EnvRecord) -> int:
-        """A slot for the reset that the worker may make by itself after the only step in flight; not taken yet."""
-        if self.arena is None:
-            return -1
-        candidates = _RESET_SLOTS if self.copies else _VIEW_RESET_SLOTS
-        blocked = env.busy | env.held
-        return next((slot for slot in candidates if not blocked >> slot & 1), NO_RESET)
 
     @staticmethod
     def mark(env: EnvRecord, slot: int) -> None:
@@ -136,22 +140,25 @@ class RoundReader:
         self._single = [blocks[0] for blocks in self._blocks] if single else None
         self._cells = arena.reward_cell[: len(slots)].copy()
         self._rewards = None if arena.reward is None else arena.reward[: len(slots)].copy()
+        self._dones = np.zeros(arena.reward_cell.shape[1], dtype=np.bool_)
+        self._env_ids = np.arange(len(self._dones))
         self.block: Optional[Array] = self._single[0] if copies and self._single else None
 
-    def read(self, env: EnvRecord, slot: int, status: int) -> tuple[Any, Array]:
-        """(observation, reward) of an environment; frees its slot."""
-        env_id, bit = env.env_id, 1 << slot
-        env.busy &= ~bit
+    def read(self, env: EnvRecord, slot: int, status: int) -> tuple[Any, Array, Array, Array]:
+        """(observation, reward, done, env_id) of an environment; frees its slot."""
+        env_id = env.env_id
+        env.busy &= ~(1 << slot)
         if not self._copies:
-            env.held |= bit
-            env.ready_bit = bit
+            env.held |= 1 << slot
+            env.ready_bit = 1 << slot
         if self._single is not None:
             obs: Any = self._single[slot][env_id, ...]
         else:
             obs = assemble(self._root, [block[env_id, ...] for block in self._blocks[slot]])
-        if status & REWARD_ARRAY and self._rewards is not None:
-            return obs, self._rewards[slot, env_id, ...]
-        return obs, self._cells[slot, env_id, ...]
+        if status & DONE:
+            self._dones[env_id] = True
+        rewards = self._cells if not status & REWARD_ARRAY or self._rewards is None else self._rewards
+        return obs, rewards[slot, env_id, ...], self._dones[env_id, ...], self._env_ids[env_id, ...]
 
 
 def _promised(env: EnvRecord) -> int:

@@ -22,24 +22,25 @@ _TREE = tnp.ndarray  # Each read of it from the module costs a microsecond.
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: int) -> tuple[Any, Any]:
+def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any) -> tuple[Any, Any]:
     """The timestep of one step, and its observation.
 
     The timestep is a tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray.
     """
-    found = obs if type(obs) is np.ndarray else node(obs)
+    array = np.ndarray
+    found = obs if type(obs) is array else node(obs)
     made = _TREE(
         create_storage(
             {
                 "obs": found,
-                "reward": reward if type(reward) is np.ndarray else node(reward),
-                "done": np.array(done),
+                "reward": reward if type(reward) is array else node(reward),
+                "done": done if type(done) is array else np.array(done),
                 "info": _info(info) if info else create_storage({}),
-                "env_id": np.array(env_id),
+                "env_id": env_id if type(env_id) is array else np.array(env_id),
             }
         )
     )
-    return made, found if type(found) is np.ndarray else made.obs
+    return made, found if type(found) is array else made.obs
 
 
 def abnormal(error: BaseException, env_id: int) -> Any:

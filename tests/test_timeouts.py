@@ -232,7 +232,7 @@ def test_an_idle_trainer_is_no_timeout(make: Make, clock: Clock) -> None:
 def has_arrived(sup: EnvSupervisor, env_id: int) -> bool:
     """Whether a reply lies ready that nobody has asked for."""
     child: Any = sup._children[env_id]
-    if any(payload.proc_id == env_id for payload in sup._inbox._payloads.values()):
+    if any(payload.proc_id == env_id for payload in sup._inbox.payloads.values()):
         return True
     if hasattr(child, "_process"):
         return bool(select.select([child._process.reply_fd], [], [], 0)[0])
