@@ -36,9 +36,13 @@ class EnvRecord:
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
         applied: number of the newest reply that its state shows.
+        special: whether a step needs more than to be sent: it is recovering, or has lost an episode, or has a new seed.
     """
 
     __slots__ = (
+        "_lost",
+        "_new_seed",
+        "_recovering",
         "applied",
         "busy",
         "child",
@@ -46,13 +50,11 @@ class EnvRecord:
         "env_id",
         "held",
         "joiners",
-        "lost",
-        "new_seed",
         "prepare_error",
         "ready_bit",
-        "recovering",
         "recovery",
         "retry",
+        "special",
         "tries",
         "waiting_steps",
     )
@@ -62,13 +64,43 @@ class EnvRecord:
         self.child = child
         self.busy = self.held = self.ready_bit = 0
         self.tries = 0
-        self.recovering = False
         self.recovery: Optional[Request] = None
         self.joiners: list[Waiting] = []
         self.deliver = False
         self.retry: Optional[tuple[float, Action]] = None
         self.waiting_steps: list[tuple[Request, Any]] = []
-        self.lost: Optional[Exception] = None
         self.prepare_error: Optional[Exception] = None
-        self.new_seed = False
         self.applied = 0
+        self.special = False
+        self._recovering = self._new_seed = False
+        self._lost: Optional[Exception] = None
+
+    @property
+    def recovering(self) -> bool:
+        return self._recovering
+
+    @recovering.setter
+    def recovering(self, value: bool) -> None:
+        self._recovering = value
+        self._note_special()
+
+    @property
+    def lost(self) -> Optional[Exception]:
+        return self._lost
+
+    @lost.setter
+    def lost(self, value: Optional[Exception]) -> None:
+        self._lost = value
+        self._note_special()
+
+    @property
+    def new_seed(self) -> bool:
+        return self._new_seed
+
+    @new_seed.setter
+    def new_seed(self, value: bool) -> None:
+        self._new_seed = value
+        self._note_special()
+
+    def _note_special(self) -> None:
+        self.special = self._recovering or self._new_seed or self._lost is not None

@@ -9,9 +9,9 @@ import os
 import queue
 from collections.abc import Mapping as MappingABC
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, Iterable, Literal, Mapping, Optional, Sequence, Union, overload
+from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
 
-from envsup.arena import DONE, Arena, ArenaShape
+from envsup.arena import Arena, ArenaShape
 from envsup.arguments import (
     AUTO,
     factories_of,
@@ -23,6 +23,7 @@ from envsup.arguments import (
     timeout_of,
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
+from envsup.collect import Collector, StepArrays
 from envsup.envs import EnvironmentFactory, read_attribute
 from envsup.grouping import choose
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -68,6 +69,8 @@ class EnvSupervisor(RecoveringSupervisor):
             the environment that is built here for its spaces, resets it and steps it at random for about 50 ms, and
             chooses: 1 if steps wait, are long (0.3 ms) or fail; else what gives each core a worker (with threads: two
             workers in all).  Name a number if a step starts threads (OpenMP, torch) that a fork would cut off.
+        timesteps: load treetensor, which loads torch, now; if False, only when a timestep or a tree is first asked for.
+            ``step_arrays`` and array observations never need it.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -91,6 +94,7 @@ class EnvSupervisor(RecoveringSupervisor):
         *,
         mp_ctx: Union[str, BaseContext, None] = None,
         launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
+        timesteps: bool = True,
         envs_per_child: Union[int, Literal["auto"]] = 1,
         **kwargs: Any,
     ) -> None:
@@ -120,7 +124,8 @@ class EnvSupervisor(RecoveringSupervisor):
         for first in range(0, len(hosted), self._envs_per_child):
             self._add_child(hosted[first : first + self._envs_per_child])
         self._forget_environments()
-        self._maker = self._timesteps()
+        if timesteps:
+            _ = self._maker
 
     def _create_env_ref(self) -> None:
         """Build one environment here to learn the spaces.  Many define them when they are made, some when reset."""
@@ -328,11 +333,6 @@ class EnvSupervisor(RecoveringSupervisor):
         shape = ArenaShape(self.env_num, slots, layout, action, reward)
         return Arena(shape, by_descriptor=self._start_method != "fork")
 
-    def _timesteps(self) -> Any:
-        from envsup import timestep
-
-        return timestep
-
     def reset(self, reset_param: ResetParam = None, block: bool = True) -> None:
         """Reset environments.
 
@@ -406,12 +406,60 @@ class EnvSupervisor(RecoveringSupervisor):
         assert not self.closed, "The env supervisor is closed."
         with self._lock:
             env_ids, to_send = self._addressed(actions)
-            owner = Waiting() if block else None
-            self._send_steps(env_ids, to_send, owner)
-            if owner is None:
+            maker = self._maker  # It is imported before anything has a time limit.
+            if not block:
+                self._send_steps(env_ids, to_send, None)
                 return None
-            self._wait_for(owner)
-            return self._collect(env_ids, owner)
+            return self._collector.timesteps(env_ids, self._step_and_wait(env_ids, to_send), maker)
+
+    def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
+        """Step environments, and reset those whose episode is done, as a blocking ``step`` does; returns arrays.
+
+        No object is made for a timestep, and treetensor is not needed (see ``timesteps`` in the constructor).
+
+        Arguments:
+            actions: as for ``step``; a row or an item for each of ``env_ids`` if they are given.
+            env_ids: the environments to step.
+
+        Returns:
+            The tuple ``(obs, reward, done, infos, env_id)`` of n rows in the order of the actions, with the mask
+            ``failed`` as its attribute; see ``StepArrays``.  ``obs`` is what the step returned, also at the end of an
+            episode; what to act on next is ``ready_obs``.  It is copied once, whatever copy_on_get says, and ready_obs
+            is made from it: change a copy of it.
+
+        Raises:
+            AssertionError: if the supervisor is closed or there is no action.
+            ValueError: for an unknown environment, one that is named twice, or a number of actions that fits nothing.
+        """
+        assert not self.closed, "The env supervisor is closed."
+        with self._lock:
+            if env_ids is None:
+                ids, to_send = self._addressed(actions)
+            else:
+                ids, to_send = self._paired(actions, env_ids)
+            last_good = self._ready_obs.snapshot()
+            return self._collector.arrays(ids, self._step_and_wait(ids, to_send), last_good)
+
+    def _step_and_wait(self, env_ids: Sequence[int], actions: Sequence[Any]) -> dict[int, Any]:
+        owner = Waiting()
+        self._send_steps(env_ids, actions, owner)
+        self._wait_for(owner)
+        return owner.results
+
+    @property
+    def _collector(self) -> Collector:
+        return Collector(self._slots, self._envs, self._env_states, self._ready_obs)
+
+    def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
+        ids = list(self._check_ids(dict.fromkeys(env_ids)))
+        if isinstance(actions, MappingABC):
+            raise ValueError("actions are a sequence if env_ids are given, not a mapping")
+        if len(ids) < len(env_ids):
+            raise ValueError(f"an environment is named twice in {list(env_ids)}")
+        if len(actions) != len(ids):
+            raise ValueError(f"{len(actions)} actions for {len(ids)} environments")
+        assert ids, "There is no action."
+        return ids, list(actions)
 
     def _addressed(self, actions: Actions) -> tuple[Sequence[int], Sequence[Any]]:
         """(the environments, their actions)."""
@@ -455,33 +503,10 @@ class EnvSupervisor(RecoveringSupervisor):
         owner.abandoned = True
         if self._running:
             for env_id, result in list(owner.results.items()):
+                if isinstance(result, int):
+                    result = result >> 8, result & 0xFF, None
                 if isinstance(result, tuple):
                     self._apply_step(self._envs[env_id], *result)
-
-    def _collect(self, env_ids: Iterable[int], owner: Waiting) -> list[Any]:
-        """The timesteps of a blocking step, in the order of its actions."""
-        make, envs, states, ready = self._maker.timestep, self._envs, self._env_states, self._ready_obs
-        results = owner.results
-        reader = self._slots.read_round(len(results))
-        last_slot = -1 if reader is None else reader.last_slot
-        timesteps = []
-        for env_id in env_ids:
-            result = results[env_id]
-            if type(result) is not tuple:
-                timesteps.append(self._maker.abnormal(result, env_id))
-                continue
-            slot, status, extra = result
-            if extra is None and 0 <= slot <= last_slot:
-                obs, reward, done, index = reader.read(envs[env_id], slot, status)  # type: ignore[union-attr]
-                timestep, obs = make(obs, reward, done, None, index)
-            else:
-                timestep, obs = make(*self._slots.timestep(envs[env_id], slot, status, extra), env_id)
-            timesteps.append(timestep)
-            if not status & DONE or states.get(env_id) is not EnvState.RUN:
-                ready[env_id] = obs
-        if reader is not None and reader.block is not None:
-            ready.note_block(reader.block)
-        return timesteps
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.

@@ -2,54 +2,89 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any, Optional, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from typing import Any, Optional, TypeVar, Union
 
 import numpy as np
 
 from envsup.arena import Array
 
+T = TypeVar("T")
 
-class ReadyObservations(dict[int, Any]):
+
+class ReadyObservations(MutableMapping[int, Any]):
     """Environment id -> its newest observation.
 
-    Remembers which of them are the rows of one array, so that stacking them is one copy.
+    Most of them may be rows of one array, which is then all that is stored: stacking them is one copy.
+
+    Arguments:
+        shown: turns an observation into what a reader of this mapping gets.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, shown: Callable[[Any], Any]) -> None:
+        self._shown = shown
         self._block: Optional[Array] = None
-        self._rows: list[Any] = []
+        self._absent: set[int] = set()
+        self._own: dict[int, Any] = {}
 
-    def note_block(self, block: Array) -> None:
-        """Observations that are views of ``block`` are its rows, of which it has one for each environment."""
-        self._block = block
-        self._rows = [row if getattr(row, "base", None) is block else None for row in map(self.get, range(len(block)))]
+    def __setitem__(self, env_id: int, obs: Any) -> None:
+        self._own[env_id] = obs
+
+    def __getitem__(self, env_id: int) -> Any:
+        obs = self.raw(env_id, self)
+        if obs is self:
+            raise KeyError(env_id)
+        return self._shown(obs)
+
+    def __delitem__(self, env_id: int) -> None:
+        self._own.pop(env_id, None)
+        self._absent.add(env_id)
+
+    def __iter__(self) -> Iterator[int]:
+        rows = () if self._block is None else range(len(self._block))
+        return iter(sorted(self._own.keys() | (set(rows) - self._absent)))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def raw(self, env_id: int, default: T) -> Union[Any, T]:
+        """The observation as the environment gave it."""
+        if env_id in self._own:
+            return self._own[env_id]
+        block = self._block
+        if block is None or env_id in self._absent or not 0 <= env_id < len(block):
+            return default
+        return block[env_id, ...]
+
+    def set_rows(self, block: Array, others: Sequence[int] = ()) -> None:
+        """The observations are the rows of ``block``, those of ``others`` excepted, which stay as they are."""
+        kept = {i: obs for i in others if (obs := self.raw(i, self)) is not self}
+        self._block, self._own = block, kept
+        self._absent = set(others)
+
+    def snapshot(self) -> "ReadyObservations":
+        """A copy that does not follow what is set later."""
+        copy = ReadyObservations(self._shown)
+        copy._block, copy._absent, copy._own = self._block, self._absent, dict(self._own)
+        return copy
 
     def stacked(self, env_ids: Sequence[int]) -> Optional[Array]:
         """A new array of the observations of ``env_ids``, None if they are not arrays of one dtype and shape."""
-        rows = [self[i] for i in env_ids]
-        block = self._block
-        if block is None or len(rows) != len(block):
-            return _stack(rows)
-        if all(map(operator.is_, rows, self._rows)):
-            return np.copy(block)
-        others = [i for i, (row, known) in enumerate(zip(rows, self._rows)) if row is not known]
-        form = block.dtype, block.shape[1:]
-        if 2 * len(others) > len(rows) or any(_form(rows[i]) != form for i in others):
-            return _stack(rows)
-        stacked = np.copy(block)
-        for i in others:
-            stacked[i] = rows[i]
+        block, own = self._block, self._own
+        if block is None or not env_ids or len(env_ids) < len(block) or 2 * len(own) > len(block):
+            return _stack([self[i] for i in env_ids])
+        stacked: Array = block.copy()
+        for i, row in own.items():
+            if type(row) is not np.ndarray or row.dtype != block.dtype or row.shape != block.shape[1:]:
+                return None
+            stacked[i] = row
         return stacked
 
 
-def _form(value: Any) -> Any:
-    return (value.dtype, value.shape) if type(value) is np.ndarray else None
-
-
 def _stack(rows: list[Any]) -> Optional[Array]:
-    form = _form(rows[0]) if rows else None
-    if form is None or any(_form(row) != form for row in rows):
+    first = rows[0] if rows else None
+    if type(first) is not np.ndarray:
+        return None
+    if any(type(row) is not np.ndarray or (row.dtype, row.shape) != (first.dtype, first.shape) for row in rows):
         return None
     return np.stack(rows)

@@ -30,7 +30,18 @@ class RecoveringSupervisor(Supervisor):
     _step_timeout: Optional[float]
     _reset_timeout: Optional[float]
     _retry_waiting_time: Optional[float]
-    _maker: Any
+
+    @property
+    def _maker(self) -> Any:
+        """The module that makes trees; importing it takes seconds, as that imports torch."""
+        module = self._timestep_module
+        if module is None:
+            from envsup import timestep
+
+            self._timestep_module = module = timestep
+        return module
+
+    _timestep_module: Any = None
 
     def _forget_environments(self) -> None:
         """Back to the state before the first launch, but for registrations and configuration."""
@@ -39,7 +50,7 @@ class RecoveringSupervisor(Supervisor):
         self._env_replay_path: Optional[Sequence[str]] = None
         self._env_states: dict[int, EnvState] = {}
         self._reset_param: dict[int, dict[str, Any]] = {}
-        self._ready_obs = ReadyObservations()
+        self._ready_obs = ReadyObservations(lambda obs: self._maker.tree(obs))
         self._env_episode_count: dict[int, int] = dict.fromkeys(self._child_of, 0)
         self._envs = [EnvRecord(env_id, child) for env_id, child in self._child_of.items()]
         self._slots = Slots(None, True)
@@ -87,39 +98,35 @@ class RecoveringSupervisor(Supervisor):
         self, env_ids: Sequence[int], actions: Sequence[Any], owner: Optional[Waiting], payload: Optional[SendPayload]
     ) -> tuple[list[tuple[Child, Request, Sequence[Any]]], list[tuple[EnvRecord, Request, Any]]]:
         """The steps that are to be sent, by worker, and those of environments that cannot take one now."""
-        envs, take_slots, timeout, reset_timeout = (
-            self._envs,
-            self._slots.take_for_step,
-            self._step_timeout,
-            self._reset_timeout,
-        )
+        envs, take_slots = self._envs, self._slots.take_for_step
+        timeout, reset_timeout = self._step_timeout, self._reset_timeout
         batches: list[tuple[Child, Request, Sequence[Any]]] = []
         waiting: list[tuple[EnvRecord, Request, Any]] = []
-        of_child: dict[Child, tuple[Request, list[Any]]] = {}
+        groups: dict[Child, tuple[Request, list[Any]]] = {}
         may_reset = owner is not None and self._auto_reset
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
         for env_id, action in zip(env_ids, actions):
             env = envs[env_id]
             child = env.child
-            if env.recovering or env.lost is not None or not child.alive:
+            if (env.special and (env.recovering or env.lost is not None)) or not child.alive:
                 request = Request("step", (env_id,), (-1,), payload, owner, timeout)
                 waiting.append((env, request, action))
                 continue
-            resets = may_reset and not (child.open or env.new_seed) and (by_default or self._resets_itself(env_id))
+            resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
             slot, reset_slot = take_slots(env, resets)
-            if timeout is not None or len(child.hosted) == 1:
-                request = Request("step", (env_id,), (slot,), payload, owner, timeout, (reset_slot,), reset_timeout)
-                batches.append((child, request, (action,)))
-            elif child in of_child:
-                request, steps = of_child[child]
+            if child in groups:
+                request, steps = groups[child]
                 request.proc_ids.append(env_id)  # type: ignore[attr-defined]
                 request.slots.append(slot)  # type: ignore[attr-defined]
                 request.reset_slots.append(reset_slot)  # type: ignore[attr-defined]
                 steps.append(action)
-            else:
+            elif timeout is None and len(child.hosted) > 1:
                 request = Request("step", [env_id], [slot], payload, owner, timeout, [reset_slot], reset_timeout)
-                of_child[child] = request, [action]
-                batches.append((child, *of_child[child]))
+                groups[child] = request, [action]
+                batches.append((child, *groups[child]))
+            else:
+                request = Request("step", (env_id,), (slot,), payload, owner, timeout, (reset_slot,), reset_timeout)
+                batches.append((child, request, (action,)))
         return batches, waiting
 
     def _resets_itself(self, env_id: int) -> bool:
@@ -143,8 +150,9 @@ class RecoveringSupervisor(Supervisor):
     def _show_new_episode(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
         """The environment has been reset already, when it was renewed with others of its worker."""
         if owner is None:
-            obs = self._ready_obs.get(env.env_id)
-            self._deliver(env.env_id, Request("reset", (env.env_id,)), obs, Event.STARTED, observation=obs)
+            obs = self._ready_obs.raw(env.env_id, None)
+            data = self._maker.tree(obs)
+            self._deliver(env.env_id, Request("reset", (env.env_id,)), data, Event.STARTED, observation=obs)
         else:
             self._set_state(env, Event.STARTED)
 
@@ -202,7 +210,7 @@ class RecoveringSupervisor(Supervisor):
         if owner is None or owner.abandoned or status & _UNUSUAL or self._inbox.payloads:
             self.on_steps(child, request, bytes((status,)), iter(()))
         else:
-            owner.results[request.proc_ids[0]] = request.slots[0], status, None
+            owner.results[request.proc_ids[0]] = request.slots[0] << 8 | status
             owner.pending -= 1
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
@@ -215,7 +223,7 @@ class RecoveringSupervisor(Supervisor):
             self._outdate(env_ids)
         for env_id, slot, status in zip(env_ids, slots, statuses):
             if plain and not status & _UNUSUAL:
-                owner.results[env_id] = slot, status, None
+                owner.results[env_id] = slot << 8 | status
                 owner.pending -= 1
             else:
                 self._unusual_step(self._envs[env_id], request, slot, status, next(extras) if status & EXTRA else None)
@@ -249,7 +257,7 @@ class RecoveringSupervisor(Supervisor):
         if owner is None:
             self._deliver_step(env, request, slot, status, extra)
         else:
-            owner.results[env_id] = slot, status, extra
+            owner.results[env_id] = slot << 8 | status if extra is None else (slot, status, extra)
             owner.pending -= 1
             if status & DONE:
                 self._env_states[env_id] = EnvState.DONE
@@ -274,11 +282,11 @@ class RecoveringSupervisor(Supervisor):
         """A step whose caller has gone away: only its effect on the state remains."""
         obs = self._slots.timestep(env, slot, status, extra)[0]
         if not (status & DONE and self._env_states.get(env.env_id) is EnvState.RUN):  # Else a reset came after it.
-            self._ready_obs[env.env_id] = self._maker.tree(obs)
+            self._ready_obs[env.env_id] = obs
 
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
         obs, reward, done, info = self._slots.timestep(env, slot, status, extra)
-        data, obs = self._maker.timestep(obs, reward, done, info, env.env_id)
+        data = self._maker.timestep(obs, reward, done, info, env.env_id)
         self._deliver(env.env_id, request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
 
     def _deliver(
@@ -335,7 +343,7 @@ class RecoveringSupervisor(Supervisor):
             super().on_reply(child, request, status, (None, None) if status & OBS else data)
 
     def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
-        obs = self._maker.tree(self._slots.observation(env, request.slots[0], rest))
+        obs = self._slots.observation(env, request.slots[0], rest)
         if env.prepare_error is not None:
             error, env.prepare_error = env.prepare_error, None
             return self._reset_failed(env, request, error, Failure.WORKER_LOST)
@@ -346,7 +354,7 @@ class RecoveringSupervisor(Supervisor):
             if not deliver:
                 owner = _SILENT
         if deliver:
-            self._deliver(env.env_id, request, obs, Event.STARTED, observation=obs)
+            self._deliver(env.env_id, request, self._maker.tree(obs), Event.STARTED, observation=obs)
         else:
             self._set_state(env, Event.STARTED)
             self._ready_obs[env.env_id] = obs

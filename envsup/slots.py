@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from envsup.arena import DONE, EXTRA, REWARD_ARRAY, Arena, Array
+from envsup.arena import DONE, EXTRA, REWARD_ARRAY, REWARD_CELL, Arena, Array
 from envsup.env_record import EnvRecord
 from envsup.frames import NO_RESET
 from envsup.spaces import ABSENT, Partial, assemble, restore
@@ -109,56 +109,71 @@ class Slots:
                 reward = np.array(arena.reward_cell[slot, env.env_id])
         return self.observation(env, slot, obs), reward, done, info
 
-    def read_round(self, replies: int) -> Optional["RoundReader"]:
-        """What reads many replies at once, None if there are too few of them for that to pay."""
+    def read_round(self, replies: int, copies: bool = False) -> Optional["RoundReader"]:
+        """What reads many replies at once, None if there are too few of them for that to pay.
+
+        ``copies``: whether it copies in any case.
+        """
         arena = self.arena
         if arena is None or 2 * replies < arena.reward_cell.shape[1]:
             return None
-        return RoundReader(arena, self.copies)
+        return RoundReader(arena, copies or self.copies)
 
 
 class RoundReader:
     """Reads replies that are all in the arena: by one copy of the first slot of all environments, or as views.
 
+    A reply is named by a code, ``slot << 8 | status``.
+
     Attributes:
-        last_slot: it can read slots from 0 to this one.
+        last: it can read codes up to this one.
+        root: the layout of the observations.
+        blocks: by slot, the leaves of the observations of all environments.
         block: with copies and observations of a single leaf, the array ``(num_envs, ...)`` whose rows it gives out.
     """
 
     def __init__(self, arena: Arena, copies: bool) -> None:
-        self.last_slot = 0 if copies else len(_STEP_SLOTS) - 1
-        self._root = arena.layout.root
+        slots = range(1 if copies else len(_STEP_SLOTS))
+        self.last = (len(slots) << 8) - 1
+        self.root = arena.layout.root
         self._copies = copies
-        slots = range(self.last_slot + 1)
-        # By slot: the blocks of the leaves.
-        self._blocks = (
-            [[block[0].copy() for block in arena.obs]]
-            if copies
-            else [[block[slot] for block in arena.obs] for slot in slots]
-        )
-        single = arena.single_leaf is not None
-        self._single = [blocks[0] for blocks in self._blocks] if single else None
+        self._single = arena.single_leaf is not None
+        self.blocks = [[block[slot].copy() if copies else block[slot] for block in arena.obs] for slot in slots]
         self._cells = arena.reward_cell[: len(slots)].copy()
         self._rewards = None if arena.reward is None else arena.reward[: len(slots)].copy()
         self._dones = np.zeros(arena.reward_cell.shape[1], dtype=np.bool_)
         self._env_ids = np.arange(len(self._dones))
-        self.block: Optional[Array] = self._single[0] if copies and self._single else None
+        self.block: Optional[Array] = self.blocks[0][0] if copies and self._single else None
 
-    def read(self, env: EnvRecord, slot: int, status: int) -> tuple[Any, Array, Array, Array]:
-        """(observation, reward, done, env_id) of an environment; frees its slot."""
-        env_id = env.env_id
+    @property
+    def reward_form(self) -> int:
+        """REWARD_ARRAY if rewards are declared to be arrays, else REWARD_CELL."""
+        return REWARD_CELL if self._rewards is None else REWARD_ARRAY
+
+    @property
+    def reward(self) -> Array:
+        """The rewards of that form in the first slot, of all environments."""
+        rewards: Array = (self._cells if self._rewards is None else self._rewards)[0]
+        return rewards
+
+    def read(self, env: EnvRecord, code: int) -> tuple[Any, Array, Array, Array]:
+        """(observation, reward, done, env_id) of an environment whose episode goes on; frees its slot."""
+        env_id, slot = env.env_id, code >> 8
+        self.release(env, slot)
+        obs = self.blocks[slot][0][env_id, ...] if self._single else self.observation(env_id, slot)
+        rewards = self._cells if not code & REWARD_ARRAY or self._rewards is None else self._rewards
+        return obs, rewards[slot, env_id, ...], self._dones[env_id, ...], self._env_ids[env_id, ...]
+
+    def observation(self, env_id: int, slot: int) -> Any:
+        """The observation of an environment."""
+        return assemble(self.root, [block[env_id, ...] for block in self.blocks[slot]])
+
+    def release(self, env: EnvRecord, slot: int) -> None:
+        """What the slot held has been read, or is with the user."""
         env.busy &= ~(1 << slot)
         if not self._copies:
             env.held |= 1 << slot
             env.ready_bit = 1 << slot
-        if self._single is not None:
-            obs: Any = self._single[slot][env_id, ...]
-        else:
-            obs = assemble(self._root, [block[env_id, ...] for block in self._blocks[slot]])
-        if status & DONE:
-            self._dones[env_id] = True
-        rewards = self._cells if not status & REWARD_ARRAY or self._rewards is None else self._rewards
-        return obs, rewards[slot, env_id, ...], self._dones[env_id, ...], self._env_ids[env_id, ...]
 
 
 def _promised(env: EnvRecord) -> int:

@@ -6,7 +6,8 @@ treetensor imports torch: this module is imported when the first supervisor is l
 from __future__ import annotations
 
 import warnings
-from typing import Any, Optional, Sequence
+from functools import partial
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
@@ -16,38 +17,35 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # treevalue registers itself with torch in an old way.
     warnings.simplefilter("ignore", DeprecationWarning)  # treetensor imports numpy's private parts.
     import treetensor.numpy as tnp
-    from treevalue.tree.common import create_storage
+    from treevalue import TreeValue
+    from treevalue.tree.common import TreeStorage, create_storage
 
-_TREE = tnp.ndarray  # Each read of it from the module costs a microsecond.
+# Past the class's own call, which is for values that are no storage yet, and costs as much as the rest.
+_make_tree: Callable[[TreeStorage], Any] = partial(type.__call__, tnp.ndarray)
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any) -> tuple[Any, Any]:
-    """The timestep of one step, and its observation.
-
-    The timestep is a tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray.
-    """
+def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any) -> Any:
+    """A tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray."""
     array = np.ndarray
-    found = obs if type(obs) is array else node(obs)
-    made = _TREE(
-        create_storage(
+    return _make_tree(
+        TreeStorage(
             {
-                "obs": found,
+                "obs": obs if type(obs) is array else node(obs),
                 "reward": reward if type(reward) is array else node(reward),
                 "done": done if type(done) is array else np.array(done),
-                "info": _info(info) if info else create_storage({}),
+                "info": _info(info) if info else TreeStorage({}),
                 "env_id": env_id if type(env_id) is array else np.array(env_id),
             }
         )
     )
-    return made, found if type(found) is array else made.obs
 
 
 def abnormal(error: BaseException, env_id: int) -> Any:
     """The timestep of a step that failed."""
     nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
     info = {"abnormal": np.array(True), "err": _object_leaf(error)}
-    return _TREE(create_storage({**nothing, "info": create_storage(info), "env_id": np.array(env_id)}))
+    return _make_tree(create_storage({**nothing, "info": create_storage(info), "env_id": np.array(env_id)}))
 
 
 def node(value: Any) -> Any:
@@ -120,10 +118,10 @@ def _object_leaf(value: Any) -> Any:
 
 def tree(value: Any) -> Any:
     """An observation as the user sees it: an ndarray, or a tree of them."""
-    if type(value) is np.ndarray:
+    if type(value) is np.ndarray or isinstance(value, TreeValue):
         return value
     found = node(value)
-    return found if isinstance(found, np.ndarray) else _TREE(found)
+    return found if isinstance(found, np.ndarray) else _make_tree(found)
 
 
 def stack(observations: Sequence[Any]) -> Any:
