@@ -6,7 +6,7 @@ from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.arena import DONE, STORED_REWARD, Array
+from envsup.arena import DONE, Array
 from envsup.env_record import EnvRecord
 from envsup.lifecycle import EnvState
 from envsup.ready import ReadyObservations
@@ -43,41 +43,28 @@ class StepArrays(_Columns):
 
 
 class Collector:
-    """Reads the replies to a blocking step."""
+    """Makes what a blocking step returns from the replies to it.
+
+    Arguments:
+        slots: to read them from.
+        envs, states, ready: of the supervisor; the newest observations are noted in ``ready``.
+        env_ids: the environments that step, in the order of what is returned.
+    """
 
     def __init__(
-        self, slots: Slots, envs: Sequence[EnvRecord], states: Mapping[int, EnvState], ready: ReadyObservations
+        self,
+        slots: Slots,
+        envs: Sequence[EnvRecord],
+        states: Mapping[int, EnvState],
+        ready: ReadyObservations,
+        env_ids: Sequence[int],
     ) -> None:
         self._slots = slots
         self._envs = envs
         self._states = states
         self._ready = ready
-
-    def timesteps(self, env_ids: Sequence[int], results: Mapping[int, Result], maker: Any) -> list[Any]:
-        """A tree for each environment, in the order of ``env_ids``; the newest observations are noted."""
-        envs, make = self._envs, maker.timestep
-        reader = self._slots.read_round(len(results))
-        last = -1 if reader is None else reader.last
-        others: list[int] = []
-        timesteps = []
-        for env_id in env_ids:
-            result = results[env_id]
-            if type(result) is int and result <= last and not result & DONE:
-                obs, reward, done, index = reader.read(envs[env_id], result)  # type: ignore[union-attr]
-                timesteps.append(make(obs, reward, done, None, index))
-                if reader.block is None:  # type: ignore[union-attr]
-                    self._ready[env_id] = obs
-            else:
-                others.append(env_id)
-                timesteps.append(self._other(env_id, result, maker))
-        self._note_rows(reader, env_ids, others)
-        return timesteps
-
-    def _other(self, env_id: int, result: Result, maker: Any) -> Any:
-        if isinstance(result, BaseException):
-            return maker.abnormal(result, env_id)
-        obs, reward, done, info = self._parts(env_id, result)
-        return maker.timestep(obs, reward, done, info, env_id)
+        self._env_ids = env_ids
+        self._reader: Optional[RoundReader] = None
 
     def _parts(self, env_id: int, result: Union[int, tuple[int, int, Any]]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
@@ -87,57 +74,108 @@ class Collector:
             self._ready[env_id] = parts[0]
         return parts
 
-    def _note_rows(self, reader: Optional[RoundReader], env_ids: Sequence[int], others: list[int]) -> None:
-        block = None if reader is None else reader.block
-        if block is None or len(others) == len(env_ids):
-            return
-        if len(env_ids) < len(block):
-            others = [*others, *(set(range(len(block))) - set(env_ids))]
-        self._ready.set_rows(block, others)
-
-    def arrays(self, env_ids: Sequence[int], results: Mapping[int, Result], last_good: ReadyObservations) -> StepArrays:
-        """A row for each environment, in the order of ``env_ids``; the newest observations are noted.
-
-        ``last_good`` holds the observations from before the step.
-        """
-        reader = self._slots.read_round(len(results), copies=True)
-        others = list(range(len(env_ids))) if reader is None else self._not_in_block(reader, env_ids, results)
-        table = None if reader is None or len(others) == len(env_ids) else _Table(reader, env_ids)
-        done, failed = np.zeros(len(env_ids), dtype=np.bool_), np.zeros(len(env_ids), dtype=np.bool_)
-        infos: list[dict[Any, Any]] = [{} for _ in env_ids]
-        values: dict[int, tuple[Any, Any]] = {}
-        for row in others:
-            env_id = env_ids[row]
+    def _usual(self, results: Mapping[int, Result], codes: Sequence[int]) -> list[bool]:
+        """For each row whether the reply is what ``codes`` expect; then its slot is freed, as the reader has it."""
+        reader, envs, ready = self._reader, self._envs, self._ready
+        if reader is None:
+            return [False] * len(self._env_ids)
+        reader.fill()
+        found = []
+        for env_id, expected in zip(self._env_ids, codes):
             result = results[env_id]
-            if isinstance(result, BaseException):
-                values[row] = last_good.raw(env_id, None), None
-                done[row] = failed[row] = True
-                infos[row] = {"abnormal": True, "err": result}
-            else:
-                obs, reward, ended, info = self._parts(env_id, result)
-                values[row] = obs, reward
-                done[row] = np.any(ended)
-                infos[row] = info or {}
-        self._note_rows(reader, env_ids, [env_ids[row] for row in others])
-        obs, reward = _filled(table, values, len(env_ids))
-        arrays = StepArrays(obs, reward, done, infos, np.array(env_ids))
+            usual = type(result) is int and result & reader.PARTS == expected
+            found.append(usual)
+            if usual:
+                slot = expected >> 8
+                reader.release(envs[env_id], slot)
+                if reader.block is None:
+                    ready[env_id] = reader.observation(env_id, slot)
+        return found
+
+    def _note_rows(self, usual: list[bool]) -> None:
+        block = None if self._reader is None else self._reader.block
+        if block is None or not any(usual):
+            return
+        if len(usual) == len(block) and all(usual):
+            self._ready.set_rows(block)
+        else:
+            rows = {env_id for env_id, is_row in zip(self._env_ids, usual) if is_row}
+            self._ready.set_rows(block, [i for i in range(len(block)) if i not in rows])
+
+
+class TimestepCollector(Collector):
+    """Makes a tree for each environment."""
+
+    def prepare(self, maker: Any) -> None:
+        """Make the trees that ordinary replies will fill in; to be called when the steps are sent.
+
+        ``maker`` is the module that makes trees.
+        """
+        self._maker = maker
+        self._reader = reader = self._slots.open_round(len(self._env_ids))
+        self._codes: list[int] = []
+        self._timesteps: list[Any] = []
+        if reader is None:
+            return
+        make = maker.timestep
+        for env_id in self._env_ids:
+            expected = reader.expected(self._envs[env_id])
+            obs, reward, done, index = reader.parts(env_id, expected)
+            self._codes.append(expected)
+            self._timesteps.append(make(obs, reward, done, None, index))
+
+    def collect(self, results: Mapping[int, Result]) -> list[Any]:
+        """The timesteps, when all replies are there."""
+        usual = self._usual(results, self._codes)
+        timesteps = self._timesteps or [None] * len(usual)
+        for row, is_row in enumerate(usual):
+            if not is_row:
+                timesteps[row] = self._timestep(self._env_ids[row], results)
+        self._note_rows(usual)
+        return timesteps
+
+    def _timestep(self, env_id: int, results: Mapping[int, Result]) -> Any:
+        result = results[env_id]
+        if isinstance(result, BaseException):
+            return self._maker.abnormal(result, env_id)
+        obs, reward, done, info = self._parts(env_id, result)
+        return self._maker.timestep(obs, reward, done, info, env_id)
+
+
+class ArrayCollector(Collector):
+    """Makes a row for each environment."""
+
+    def prepare(self) -> None:
+        """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
+        self._last_good = self._ready.snapshot()
+        self._reader = reader = self._slots.open_round(len(self._env_ids), copies=True)
+        self._codes = [] if reader is None else [reader.expected(self._envs[i]) for i in self._env_ids]
+
+    def collect(self, results: Mapping[int, Result]) -> StepArrays:
+        """The arrays, when all replies are there."""
+        usual = self._usual(results, self._codes)
+        count = len(usual)
+        done, failed = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
+        infos: list[dict[Any, Any]] = [{} for _ in usual]
+        values: dict[int, tuple[Any, Any]] = {}
+        for row, is_row in enumerate(usual):
+            if not is_row:
+                values[row], done[row], infos[row] = self._row(self._env_ids[row], results)
+                failed[row] = isinstance(results[self._env_ids[row]], BaseException)
+        self._note_rows(usual)
+        table = _Table(self._reader, self._env_ids) if self._reader is not None and any(usual) else None
+        obs, reward = _filled(table, values, count)
+        arrays = StepArrays(obs, reward, done, infos, np.array(self._env_ids))
         arrays.failed = failed
         return arrays
 
-    def _not_in_block(self, reader: RoundReader, env_ids: Sequence[int], results: Mapping[int, Result]) -> list[int]:
-        """The rows that are not to be read as they are in the block; the slots of all others are freed."""
-        others = []
-        form = DONE | STORED_REWARD, reader.reward_form
-        for row, env_id in enumerate(env_ids):
-            result = results[env_id]
-            if type(result) is int and result <= reader.last and result & form[0] == form[1]:
-                env = self._envs[env_id]
-                reader.release(env, 0)
-                if reader.block is None:
-                    self._ready[env_id] = reader.observation(env_id, 0)
-            else:
-                others.append(row)
-        return others
+    def _row(self, env_id: int, results: Mapping[int, Result]) -> tuple[tuple[Any, Any], bool, dict[Any, Any]]:
+        """((observation, reward), done, info) of a row that is not read as it is."""
+        result = results[env_id]
+        if isinstance(result, BaseException):
+            return (self._last_good.raw(env_id, None), None), True, {"abnormal": True, "err": result}
+        obs, reward, done, info = self._parts(env_id, result)
+        return (obs, reward), bool(np.any(done)), info or {}
 
 
 class _Table:

@@ -23,7 +23,7 @@ from envsup.arguments import (
     timeout_of,
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
-from envsup.collect import Collector, StepArrays
+from envsup.collect import ArrayCollector, StepArrays, TimestepCollector
 from envsup.envs import EnvironmentFactory, read_attribute
 from envsup.grouping import choose
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -410,7 +410,12 @@ class EnvSupervisor(RecoveringSupervisor):
             if not block:
                 self._send_steps(env_ids, to_send, None)
                 return None
-            return self._collector.timesteps(env_ids, self._step_and_wait(env_ids, to_send), maker)
+            owner = Waiting()
+            collector = TimestepCollector(self._slots, self._envs, self._env_states, self._ready_obs, env_ids)
+            self._send_steps(env_ids, to_send, owner)
+            collector.prepare(maker)
+            self._wait_for(owner)
+            return collector.collect(owner.results)
 
     def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
         """Step environments, and reset those whose episode is done, as a blocking ``step`` does; returns arrays.
@@ -437,18 +442,12 @@ class EnvSupervisor(RecoveringSupervisor):
                 ids, to_send = self._addressed(actions)
             else:
                 ids, to_send = self._paired(actions, env_ids)
-            last_good = self._ready_obs.snapshot()
-            return self._collector.arrays(ids, self._step_and_wait(ids, to_send), last_good)
-
-    def _step_and_wait(self, env_ids: Sequence[int], actions: Sequence[Any]) -> dict[int, Any]:
-        owner = Waiting()
-        self._send_steps(env_ids, actions, owner)
-        self._wait_for(owner)
-        return owner.results
-
-    @property
-    def _collector(self) -> Collector:
-        return Collector(self._slots, self._envs, self._env_states, self._ready_obs)
+            owner = Waiting()
+            collector = ArrayCollector(self._slots, self._envs, self._env_states, self._ready_obs, ids)
+            self._send_steps(ids, to_send, owner)
+            collector.prepare()
+            self._wait_for(owner)
+            return collector.collect(owner.results)
 
     def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
         ids = list(self._check_ids(dict.fromkeys(env_ids)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence
+
+import numpy as np
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
 from envsup.child import BUILD_METHOD, Child, Request
@@ -19,6 +21,7 @@ from envsup.waiting import Waiting
 
 # What makes more of a reply than an observation and a reward in the arena.
 _UNUSUAL = DONE | FAILED | EXTRA
+_NUMBERS = frozenset((int, np.int64))
 
 
 class RecoveringSupervisor(Supervisor):
@@ -73,8 +76,10 @@ class RecoveringSupervisor(Supervisor):
         """
         batches, waiting = self._batches(env_ids, actions, owner, payload)
         eager = owner is None or self._step_timeout is not None
+        frames: Iterable[Any] = (child.pack_steps(request, steps, eager) for child, request, steps in batches)
         try:
-            frames = [child.pack_steps(request, steps, eager) for child, request, steps in batches]
+            if not _NUMBERS.issuperset(map(type, actions)):  # Numbers can always be sent: the first may be on its way.
+                frames = list(frames)
             held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
         except BaseException:
             for _, request, _ in batches:

@@ -6,7 +6,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from envsup.arena import DONE, EXTRA, REWARD_ARRAY, REWARD_CELL, Arena, Array
+from envsup.arena import DONE, EXTRA, REWARD_ARRAY, REWARD_CELL, STORED_REWARD, Arena, Array
 from envsup.env_record import EnvRecord
 from envsup.frames import NO_RESET
 from envsup.spaces import ABSENT, Partial, assemble, restore
@@ -109,7 +109,7 @@ class Slots:
                 reward = np.array(arena.reward_cell[slot, env.env_id])
         return self.observation(env, slot, obs), reward, done, info
 
-    def read_round(self, replies: int, copies: bool = False) -> Optional["RoundReader"]:
+    def open_round(self, replies: int, copies: bool = False) -> Optional["RoundReader"]:
         """What reads many replies at once, None if there are too few of them for that to pay.
 
         ``copies``: whether it copies in any case.
@@ -121,48 +121,54 @@ class Slots:
 
 
 class RoundReader:
-    """Reads replies that are all in the arena: by one copy of the first slot of all environments, or as views.
+    """Reads the replies to one blocking step that are all in the arena: by one copy of the first slot, or as views.
 
-    A reply is named by a code, ``slot << 8 | status``.
+    What it gives out is there before the replies are, and filled in when they have come: so the supervisor has less
+    to do while the workers wait for it.  A reply is named by a code, ``slot << 8 | status``.
 
     Attributes:
-        last: it can read codes up to this one.
         root: the layout of the observations.
         blocks: by slot, the leaves of the observations of all environments.
         block: with copies and observations of a single leaf, the array ``(num_envs, ...)`` whose rows it gives out.
+        reward: the rewards of all environments in the first slot.
     """
+
+    PARTS = 0xFF00 | DONE | STORED_REWARD
+    """The bits of a code that say where a reply is, and that its episode goes on."""
 
     def __init__(self, arena: Arena, copies: bool) -> None:
         slots = range(1 if copies else len(_STEP_SLOTS))
-        self.last = (len(slots) << 8) - 1
         self.root = arena.layout.root
         self._copies = copies
         self._single = arena.single_leaf is not None
-        self.blocks = [[block[slot].copy() if copies else block[slot] for block in arena.obs] for slot in slots]
-        self._cells = arena.reward_cell[: len(slots)].copy()
-        self._rewards = None if arena.reward is None else arena.reward[: len(slots)].copy()
+        self._obs = arena.obs
+        self.blocks = [[np.empty_like(block[0]) if copies else block[slot] for block in arena.obs] for slot in slots]
+        # Rewards are what the reward space declares, if that is an array, else a float.
+        self._form = REWARD_CELL if arena.reward is None else REWARD_ARRAY
+        self._source = (arena.reward_cell if arena.reward is None else arena.reward)[: len(slots)]
+        self._rewards = np.empty_like(self._source)
+        self.reward: Array = self._rewards[0]
         self._dones = np.zeros(arena.reward_cell.shape[1], dtype=np.bool_)
         self._env_ids = np.arange(len(self._dones))
         self.block: Optional[Array] = self.blocks[0][0] if copies and self._single else None
 
-    @property
-    def reward_form(self) -> int:
-        """REWARD_ARRAY if rewards are declared to be arrays, else REWARD_CELL."""
-        return REWARD_CELL if self._rewards is None else REWARD_ARRAY
+    def fill(self) -> None:
+        """The replies are there: copy them."""
+        if self._copies:
+            for leaf, block in zip(self.blocks[0], self._obs):
+                leaf[...] = block[0]
+        self._rewards[...] = self._source
 
-    @property
-    def reward(self) -> Array:
-        """The rewards of that form in the first slot, of all environments."""
-        rewards: Array = (self._cells if self._rewards is None else self._rewards)[0]
-        return rewards
+    def expected(self, env: EnvRecord) -> int:
+        """``code & PARTS`` of the reply to the step that is in flight, if it is an ordinary one."""
+        slot = 0 if self._copies or env.busy & 1 else 1
+        return slot << 8 | self._form
 
-    def read(self, env: EnvRecord, code: int) -> tuple[Any, Array, Array, Array]:
-        """(observation, reward, done, env_id) of an environment whose episode goes on; frees its slot."""
-        env_id, slot = env.env_id, code >> 8
-        self.release(env, slot)
+    def parts(self, env_id: int, expected: int) -> tuple[Any, Array, Array, Array]:
+        """(observation, reward, done, env_id) of an environment whose reply is what was expected."""
+        slot = expected >> 8
         obs = self.blocks[slot][0][env_id, ...] if self._single else self.observation(env_id, slot)
-        rewards = self._cells if not code & REWARD_ARRAY or self._rewards is None else self._rewards
-        return obs, rewards[slot, env_id, ...], self._dones[env_id, ...], self._env_ids[env_id, ...]
+        return obs, self._rewards[slot, env_id, ...], self._dones[env_id, ...], self._env_ids[env_id, ...]
 
     def observation(self, env_id: int, slot: int) -> Any:
         """The observation of an environment."""
