@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envsup.shm import SharedMemory
-from envsup.spaces import ABSENT, Layout, Leaf, fits, strip
+from envsup.spaces import ABSENT, Layout, Leaf, fits, is_fixed, strip
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +41,7 @@ class Arena:
     """Blocks for observations, actions and rewards of ``shape.num_envs`` environments.
 
     Attributes:
+        is_fixed: whether all of an observation has an array form.
         obs: a block ``(slots, num_envs, *leaf.shape)`` for each leaf of the observation space.
         reward_cell: float64 ``(slots, num_envs)``, for rewards that are a float.
         reward: a block for rewards that are what the reward space declares, or None.
@@ -64,6 +65,7 @@ class Arena:
         shape = self._shape
         self.layout = shape.obs
         self.slots = shape.slots
+        self.is_fixed = is_fixed(shape.obs.root)
         self.single_leaf = shape.obs.leaves[0] if isinstance(shape.obs.root, Leaf) else None
         offset = 0
         blocks = []

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from types import MappingProxyType
-from typing import Any, Callable, Iterator, Mapping, Optional, Protocol, Sequence
+from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Protocol, Sequence
 
 from envsup.arena import DONE, Arena
 from envsup.errors import WorkerDied
@@ -80,8 +80,8 @@ class Listener(Protocol):
 
     clock: Callable[[], float]
 
-    def on_step(self, child: "Child", request: Request, status: int) -> None:
-        """The only step of a request is answered: it did not end the episode, and its timestep is in the arena."""
+    def on_step(self, child: "Child", request: Request, status: int, rest: Any = None) -> None:
+        """The only step of a request is answered and did not end the episode; ``rest`` is what is not in the arena."""
 
     def on_steps(self, child: "Child", request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         """The next ``len(statuses)`` steps of a request are answered.
@@ -104,8 +104,11 @@ class Listener(Protocol):
     def handle(self, fd: int, handler: Optional[Callable[[], None]], write: bool = False) -> None:
         """Call ``handler`` when ``fd`` is readable (or writable, if ``write``); None: no more."""
 
-    def ring(self, child: "Child") -> None:
-        """May be called by any thread: have ``child.receive`` called by the thread that waits."""
+    def ring(self, child: "Child", now: bool = True) -> None:
+        """May be called by any thread: have ``child.receive`` called by the thread that waits.
+
+        ``now``: wake it; else when it wakes.
+        """
 
     def start_process(self, spec: WorkerSpec) -> WorkerProcess:
         """Start a worker process that ends with the supervisor."""
@@ -123,7 +126,10 @@ class Child(ABC):
         alive: whether the worker runs, as far as is known.
         open: the requests that are not answered, oldest first.
         life: how often the worker was started.
+        has_descriptors: whether workers of this kind are heard of through descriptors.
     """
+
+    has_descriptors: ClassVar[bool] = True
 
     def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
         self.hosted = hosted

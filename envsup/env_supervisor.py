@@ -8,6 +8,7 @@ import numbers
 import os
 import queue
 from collections.abc import Mapping as MappingABC
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
 
@@ -412,9 +413,7 @@ class EnvSupervisor(RecoveringSupervisor):
                 return None
             owner = Waiting()
             collector = TimestepCollector(self._slots, self._envs, self._env_states, self._ready_obs, env_ids)
-            self._send_steps(env_ids, to_send, owner)
-            collector.prepare(maker)
-            self._wait_for(owner)
+            self._run_round(env_ids, to_send, owner, partial(collector.prepare, maker))
             return collector.collect(owner.results)
 
     def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
@@ -444,9 +443,7 @@ class EnvSupervisor(RecoveringSupervisor):
                 ids, to_send = self._paired(actions, env_ids)
             owner = Waiting()
             collector = ArrayCollector(self._slots, self._envs, self._env_states, self._ready_obs, ids)
-            self._send_steps(ids, to_send, owner)
-            collector.prepare()
-            self._wait_for(owner)
+            self._run_round(ids, to_send, owner, collector.prepare)
             return collector.collect(owner.results)
 
     def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
@@ -490,6 +487,19 @@ class EnvSupervisor(RecoveringSupervisor):
                 raise ValueError(f"there is no environment {env_id!r}; there are 0 to {count - 1}")
         return {int(env_id): value for env_id, value in keyed.items()}
 
+    def _run_round(
+        self, env_ids: Sequence[int], actions: Sequence[Any], owner: Waiting, prepare: Callable[[], None]
+    ) -> None:
+        """Send steps, ``prepare()`` while the workers are at it, and wait for all of them."""
+        try:
+            self._send_steps(env_ids, actions, owner)
+            prepare()
+            owner.send_held()
+        except BaseException:
+            self._abandon(owner)
+            raise
+        self._wait_for(owner)
+
     def _wait_for(self, owner: Waiting) -> None:
         try:
             self._wait(lambda: owner.pending <= 0)
@@ -500,6 +510,7 @@ class EnvSupervisor(RecoveringSupervisor):
     def _abandon(self, owner: Waiting) -> None:
         """The call was cut short: what it would have returned still counts for the states."""
         owner.abandoned = True
+        owner.send_held()
         if self._running:
             for env_id, result in list(owner.results.items()):
                 if isinstance(result, int):

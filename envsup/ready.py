@@ -72,7 +72,7 @@ class ReadyObservations(MutableMapping[int, Any]):
         """A new array of the observations of ``env_ids``, None if they are not arrays of one dtype and shape."""
         block, own = self._block, self._own
         if block is None or not env_ids or len(env_ids) < len(block) or 2 * len(own) > len(block):
-            return _stack([self[i] for i in env_ids])
+            return _stack([self.raw(i, None) for i in env_ids])
         stacked: Array = block.copy()
         for i, row in own.items():
             if type(row) is not np.ndarray or row.dtype != block.dtype or row.shape != block.shape[1:]:

@@ -82,12 +82,11 @@ class RecoveringSupervisor(Supervisor):
                 frames = list(frames)
             held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
         except BaseException:
-            for _, request, _ in batches:
-                for env_id, slot in zip(request.proc_ids, request.slots):
-                    self._slots.free(self._envs[env_id], slot)
+            self._free_unsent(batches)
             raise
         if owner is not None:
             owner.pending += len(env_ids)
+            owner.expect(len(batches))
         now = self.clock()
         child = None
         try:
@@ -95,9 +94,16 @@ class RecoveringSupervisor(Supervisor):
                 child.send_steps(request, frame, now)
         except BaseException:
             self._suspect(child)
+            self._free_unsent(batches)
             raise
         for (env, request, _), frame in zip(waiting, held):
             self._hold_step(env, request, frame)
+
+    def _free_unsent(self, batches: Sequence[tuple[Child, Request, Any]]) -> None:
+        for _, request, _ in batches:
+            if not request.sent_at:
+                for env_id, slot in zip(request.proc_ids, request.slots):
+                    self._slots.free(self._envs[env_id], slot)
 
     def _batches(
         self, env_ids: Sequence[int], actions: Sequence[Any], owner: Optional[Waiting], payload: Optional[SendPayload]
@@ -210,13 +216,14 @@ class RecoveringSupervisor(Supervisor):
 
     # -- replies --
 
-    def on_step(self, child: Child, request: Request, status: int) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
         owner = request.owner
-        if owner is None or owner.abandoned or status & _UNUSUAL or self._inbox.payloads:
-            self.on_steps(child, request, bytes((status,)), iter(()))
-        else:
-            owner.results[request.proc_ids[0]] = request.slots[0] << 8 | status
-            owner.pending -= 1
+        if owner is None or owner.abandoned or self._inbox.payloads:
+            self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
+            return
+        slot = request.slots[0]
+        owner.results[request.proc_ids[0]] = slot << 8 | status if rest is None else (slot, status, rest)
+        owner.pending -= 1
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         owner, first = request.owner, request.answered - len(statuses)

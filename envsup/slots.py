@@ -99,6 +99,9 @@ class Slots:
 
     def timestep(self, env: EnvRecord, slot: int, status: int, extra: Any) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply to a step; frees its slot."""
+        if slot < 0:
+            parts: tuple[Any, Any, Any, Any] = extra
+            return parts
         obs, reward, done, info = extra if status & EXTRA else (ABSENT, ABSENT, bool(status & DONE), None)
         if reward is ABSENT:
             arena = self.arena
@@ -110,12 +113,12 @@ class Slots:
         return self.observation(env, slot, obs), reward, done, info
 
     def open_round(self, replies: int, copies: bool = False) -> Optional["RoundReader"]:
-        """What reads many replies at once, None if there are too few of them for that to pay.
+        """What reads many replies at once, None if there are too few of them for that to pay, or cannot be any.
 
         ``copies``: whether it copies in any case.
         """
         arena = self.arena
-        if arena is None or 2 * replies < arena.reward_cell.shape[1]:
+        if arena is None or not arena.is_fixed or 2 * replies < arena.reward_cell.shape[1]:
             return None
         return RoundReader(arena, copies or self.copies)
 

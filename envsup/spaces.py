@@ -76,6 +76,15 @@ def fixed_leaf(space: Any) -> Optional[Leaf]:
     return Leaf(np.dtype(dtype), tuple(int(n) for n in shape), 0)
 
 
+def is_fixed(node: Node) -> bool:
+    """Whether all of a value has an array form."""
+    if isinstance(node, dict):
+        return all(map(is_fixed, node.values()))
+    if isinstance(node, list):
+        return all(map(is_fixed, node))
+    return node is not None
+
+
 def layout_of(space: Any) -> Layout:
     """The layout of any space of gym or gymnasium; None, or a space of another kind, has no leaves."""
     leaves: list[Leaf] = []

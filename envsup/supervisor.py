@@ -29,7 +29,7 @@ from envsup.receive_all import ReceiveAll, RemainPayloads
 from envsup.spec import WorkerSpec
 from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
-from envsup.waiting import Doorbell, Waiting
+from envsup.waiting import Bell, Doorbell, LockBell, Waiting
 from envsup.worker import Hosted
 
 logger = logging.getLogger("envsup")
@@ -74,7 +74,7 @@ class Supervisor:
         self._rung: deque[Child] = deque()
         self._processes: set[WorkerProcess] = set()
         self._poller: Optional[Poller] = None
-        self._doorbell: Optional[Doorbell] = None
+        self._doorbell: Optional[Bell] = None
         self._life_pipe: Optional[LifePipe] = None
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
 
@@ -223,9 +223,11 @@ class Supervisor:
             raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
 
     def _open(self) -> None:
-        self._poller = make_poller()
-        close_in_forked_children(self._poller)
-        self._doorbell = Doorbell()
+        if self.TYPE_MAPPING[self._type].has_descriptors:
+            self._poller, self._doorbell = make_poller(), Doorbell()
+            close_in_forked_children(self._poller)
+        else:
+            self._poller = self._doorbell = LockBell()
         self._life_pipe = LifePipe()
         self._finalizer = weakref.finalize(self, end_processes, self._processes, self._life_pipe, os.getpid())
         self.handle(self._doorbell.fd, self._on_bell)
@@ -284,10 +286,10 @@ class Supervisor:
             poller.watch(fd, write)
         self._handlers[fd] = handler
 
-    def ring(self, child: Child) -> None:
+    def ring(self, child: Child, now: bool = True) -> None:
         self._rung.append(child)
         doorbell = self._doorbell
-        if doorbell is not None:
+        if now and doorbell is not None:
             doorbell.ring()
 
     def on_deadline(self, when: float) -> None:
@@ -296,7 +298,7 @@ class Supervisor:
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
 
-    def on_step(self, child: Child, request: Request, status: int) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
         raise NotImplementedError("only environments are stepped")
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
@@ -399,10 +401,10 @@ class Supervisor:
         poller = self._poller
         assert poller is not None
         if self._next_check < math.inf:
-            until_check = max(0.0, self._next_check - self.clock())
+            until_check = self._next_check - self.clock()
             left = until_check if left is None else min(left, until_check)
-        elif left is not None:
-            left = max(0.0, left)
+        if left is not None and left < 0:
+            left = 0.0  # Pollers take what is negative for no limit.
         self._polling = True
         try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
             self._lock.release()

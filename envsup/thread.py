@@ -10,6 +10,7 @@ import queue
 import threading
 import weakref
 from collections import deque
+from functools import partial
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -18,16 +19,22 @@ from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
+from envsup.waiting import Waiting
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
 
 _ATOMS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class _Task(NamedTuple):
+    """What a thread is to do.
+
+    ``waiting`` is the call that waits for the whole of several steps, None if each reply is waited for.
+    """
+
     kind: int
     seq: int = 0
     work: Any = None
-    eager: bool = False
+    waiting: Optional[Waiting] = None
 
 
 class _Life:
@@ -52,11 +59,11 @@ class _Answers:
         self._child = child
         self._replies = replies
 
-    def send(self, kind: int, seq: int, data: Any) -> None:
+    def send(self, kind: int, seq: int, data: Any, waiting: Optional[Waiting] = None) -> None:
         self._replies.append((kind, seq, data))
         child = self._child()
         if child is not None:
-            child.listener.ring(child)
+            child.listener.ring(child, waiting is None or waiting.arrive())
 
 
 def _serve(
@@ -86,17 +93,27 @@ def _serve(
 def _step(host: Host, task: _Task, answers: _Answers) -> None:
     done, ended = [], []
     for local, reset_too, action in task.work:
-        reply = _copied(*host.step(local, -1, action))
+        reply = _copied_step(*host.step(local, -1, action))
         done.append(reply)
         if reset_too and reply[0] & DONE:
             ended.append(local)
-        if task.eager:
+        if task.waiting is None:
             answers.send(STEP, task.seq, done)
             done = []
     if done:
-        answers.send(STEP, task.seq, done)
+        answers.send(STEP, task.seq, done, task.waiting)
     for local in ended:
         answers.send(AUTO_RESET, task.seq, _copied(*host.call(Call(local, -1, "reset", (), {}))))
+
+
+def _copied_step(status: int, data: Any) -> tuple[int, Any]:
+    if status & FAILED:
+        return status, describe_here(data)
+    obs, reward, done, info = data
+    try:
+        return status, (copy_value(obs), copy_value(reward), copy_value(done), copy_value(info) if info else {})
+    except BaseException as error:
+        return FAILED | EXTRA, describe_here(error)
 
 
 def _built(host: Host, local: int) -> tuple[int, Any]:
@@ -146,6 +163,8 @@ def copy_value(value: Any) -> Any:
 class ChildThread(Child):
     """A worker thread."""
 
+    has_descriptors = False
+
     def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
         super().__init__(hosted, listener, launch_timeout)
         self._current: Optional[_Life] = None
@@ -176,7 +195,18 @@ class ChildThread(Child):
             (self._locals[i], slot != NO_RESET, copy_value(action))
             for i, slot, action in zip(request.proc_ids, resets, actions)
         ]
-        return _Task(STEP, self._number(request), work, eager)
+        return _Task(STEP, self._number(request), work, None if eager else request.owner)
+
+    def send_steps(self, request: Request, packed: _Task, now: float) -> None:
+        """Send what ``pack_steps`` made; if a call waits for it, not before that waits.
+
+        A thread that is woken earlier only gets into the way of this one, which still holds the interpreter.
+        """
+        if request.owner is None or self._current is None:
+            super().send_steps(request, packed, now)
+        else:
+            self._enter(request)
+            request.owner.held.append(partial(self._current.tasks.put, packed))
 
     def _post(self, packed: _Task) -> None:
         if self._current is not None:
@@ -191,7 +221,11 @@ class ChildThread(Child):
         if kind == STEP:
             statuses = bytes([status for status, _ in data])
             request = self.answer_steps(statuses)
-            if not request.expired:
+            if request.expired:
+                return
+            if len(request.proc_ids) == 1 and not statuses[0] & (DONE | FAILED):
+                self.listener.on_step(self, request, *data[0])
+            else:
                 self.listener.on_steps(self, request, statuses, _extras(data))
             return
         request = self.answer()
@@ -210,6 +244,9 @@ class ChildThread(Child):
     def kill(self) -> None:
         """Abandon the thread; if it is not stuck, it leaves when it has done what it was sent."""
         if self._current is not None:
+            for request in self.open:
+                if request.owner is not None:
+                    self.listener.ring(self, request.owner.arrive())
             self._current.tasks.put(_Task(STOP))
             self._current = None
             self.alive = False

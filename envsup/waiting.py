@@ -2,22 +2,109 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import Any, Optional
+import threading
+from typing import Any, Callable, Optional, Protocol
 
 from envsup.parent_ends import close_in_forked_children
 
 
 class Waiting:
-    """A blocking call: how many replies it still waits for, and those that came."""
+    """A blocking call: how many replies it still waits for, and those that came.
 
-    __slots__ = ("abandoned", "error", "pending", "results")
+    Attributes:
+        pending: replies that it needs.
+        results: those that have been read, by environment.
+        error: what it is to raise.
+        abandoned: whether it was cut short; then only the effects of its replies count.
+        held: what sends requests that are better sent all at once, right before waiting.
+    """
+
+    __slots__ = ("_arrivals", "_expected", "abandoned", "error", "held", "pending", "results")
 
     def __init__(self) -> None:
         self.pending = 0
         self.results: dict[Any, Any] = {}
         self.error: Optional[BaseException] = None
         self.abandoned = False
+        self.held: list[Callable[[], Any]] = []
+        self._arrivals = itertools.count(1)
+        self._expected = 0
+
+    def send_held(self) -> None:
+        """Send what was held."""
+        held, self.held = self.held, []
+        for send in held:
+            send()
+
+    def expect(self, requests: int) -> None:
+        """Whoever waits need not be woken before ``requests`` requests are answered."""
+        self._expected = requests
+
+    def arrive(self) -> bool:
+        """May be called by any thread: a request is answered, or never will be.  Returns whether all are."""
+        return next(self._arrivals) >= self._expected
+
+
+class Bell(Protocol):
+    """Wakes the thread that waits in the poller, from any thread.
+
+    Attributes:
+        fd: what the poller says is ready, negative when closed.
+        rung: whether it was rung and not answered yet.
+    """
+
+    fd: int
+    rung: bool
+
+    def ring(self) -> None:
+        """Have the poller say that ``fd`` is ready."""
+
+    def answer(self) -> None:
+        """Heard, until the next ring."""
+
+    def close_descriptors(self) -> None:
+        """Give its descriptors back; also in a forked child."""
+
+
+class LockBell:
+    """A bell for a supervisor that has nothing else to wait for than threads, and its poller in one.
+
+    A lock is released without giving up the interpreter, which a write into a pipe would do.
+    """
+
+    def __init__(self) -> None:
+        self.fd = 0
+        self.rung = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        if not self.rung:
+            self.rung = True
+            try:
+                self._lock.release()
+            except RuntimeError:
+                pass  # Another thread was as fast.
+
+    def answer(self) -> None:
+        self.rung = False
+
+    def poll(self, timeout: Optional[float]) -> list[int]:
+        """See ``poller.Poller``."""
+        seconds = -1.0 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+        rung = self._lock.acquire(timeout=seconds) if seconds else self._lock.acquire(blocking=False)
+        return [self.fd] if rung else []
+
+    def watch(self, fd: int, write: bool = False) -> None:
+        """There is nothing else to wait for."""
+
+    def forget(self, fd: int) -> None:
+        """There is nothing else to wait for."""
+
+    def close_descriptors(self) -> None:
+        self.fd = -1
 
 
 class Doorbell:
@@ -27,13 +114,13 @@ class Doorbell:
         self.fd, self._write_end = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write_end, False)
-        self._rung = False
+        self.rung = False
         close_in_forked_children(self)
 
     def ring(self) -> None:
         """Make ``fd`` readable."""
-        if not self._rung:
-            self._rung = True
+        if not self.rung:
+            self.rung = True
             try:
                 os.write(self._write_end, b"!")
             except OSError:
@@ -45,7 +132,7 @@ class Doorbell:
             os.read(self.fd, 64)
         except BlockingIOError:
             pass
-        self._rung = False  # After the read, which would swallow a ring in between.
+        self.rung = False  # After the read, which would swallow a ring in between.
 
     def close_descriptors(self) -> None:
         """Give both ends back; also in a forked child."""
