@@ -18,6 +18,7 @@ from envsup.arguments import (
     factories_of,
     own_copy,
     positive,
+    positive_int,
     positive_int_or_auto,
     retry_type_of,
     seed_value,
@@ -544,6 +545,37 @@ class EnvSupervisor(RecoveringSupervisor):
                 self._delivered(payload)
             if payload.err is None or not ignore_err:
                 return payload
+
+    def recv_many(
+        self, min_envs: int = 1, timeout: Optional[float] = None, ignore_err: bool = False
+    ) -> list[RecvPayload]:
+        """All replies that are there, as ``recv`` would give them one by one: a batch for a policy.
+
+        Arguments:
+            min_envs: wait for the replies of so many different environments.
+            timeout: seconds to wait, None for no limit.
+            ignore_err: drop replies that are an error.
+
+        Returns:
+            Payloads in the order of their arrival.  One environment may have several: the timestep that ends an episode
+            and the observation of the reset that follows.
+
+        Raises:
+            queue.Empty: if there were not enough replies in time; those that are there stay for the next call.
+            ValueError: if there are not so many environments.
+            RuntimeError, SupervisorClosed: as in ``recv``.
+        """
+        if positive_int("min_envs", min_envs) > self.env_num:
+            raise ValueError(f"min_envs is {min_envs}, and there are {self.env_num} environments")
+        with self._lock:
+            if self._running and not self._polling:
+                self._poll(0)  # What has arrived since is to be in the batch, too.
+            if not self._wait(lambda: self._inbox.count_senders(ignore_err) >= min_envs, timeout):
+                raise queue.Empty
+            payloads = self._inbox.take_all()
+            for payload in payloads:
+                self._delivered(payload)
+        return [payload for payload in payloads if payload.err is None or not ignore_err]
 
     def send(self, payload: SendPayload) -> None:
         """Send a request of your own; its reply comes out of ``recv`` or ``recv_all``."""

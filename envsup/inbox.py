@@ -37,6 +37,16 @@ class Inbox:
         payload = self.payloads[number]
         return self._remove((payload.proc_id, payload.req_id))
 
+    def take_all(self) -> list[RecvPayload]:
+        """Remove and return all replies, oldest first."""
+        payloads = list(self.payloads.values())
+        self.clear()
+        return payloads
+
+    def count_senders(self, without_errors: bool) -> int:
+        """How many different workers' objects the replies come from."""
+        return len({p.proc_id for p in self.payloads.values() if p.err is None or not without_errors})
+
     def take_any(self, keys: "set[Key]") -> RecvPayload:
         """Remove and return the oldest reply with one of these keys, of which there must be one."""
         found = keys & self._numbers.keys() if len(keys) > 1 else keys
