@@ -202,11 +202,12 @@ class ChildThread(Child):
 
         A thread that is woken earlier only gets into the way of this one, which still holds the interpreter.
         """
-        if request.owner is None or self._current is None:
+        held = None if request.owner is None else request.owner.held
+        if held is None or self._current is None:
             super().send_steps(request, packed, now)
         else:
             self._enter(request)
-            request.owner.held.append(partial(self._current.tasks.put, packed))
+            held.append(partial(self._current.tasks.put, packed))
 
     def _post(self, packed: _Task) -> None:
         if self._current is not None:

@@ -18,7 +18,7 @@ class Waiting:
         results: those that have been read, by environment.
         error: what it is to raise.
         abandoned: whether it was cut short; then only the effects of its replies count.
-        held: what sends requests that are better sent all at once, right before waiting.
+        held: what sends requests that are better sent all at once, right before waiting; None from then on.
     """
 
     __slots__ = ("_arrivals", "_expected", "abandoned", "error", "held", "pending", "results")
@@ -28,14 +28,14 @@ class Waiting:
         self.results: dict[Any, Any] = {}
         self.error: Optional[BaseException] = None
         self.abandoned = False
-        self.held: list[Callable[[], Any]] = []
+        self.held: Optional[list[Callable[[], Any]]] = []
         self._arrivals = itertools.count(1)
         self._expected = 0
 
     def send_held(self) -> None:
-        """Send what was held."""
-        held, self.held = self.held, []
-        for send in held:
+        """Send what was held; nothing more will be."""
+        held, self.held = self.held, None
+        for send in held or ():
             send()
 
     def expect(self, requests: int) -> None:
