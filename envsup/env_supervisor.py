@@ -14,7 +14,6 @@ from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, o
 
 from envsup.arena import Arena, ArenaShape
 from envsup.arguments import (
-    AUTO,
     factories_of,
     own_copy,
     positive,
@@ -26,17 +25,16 @@ from envsup.arguments import (
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.collect import ArrayCollector, StepArrays, TimestepCollector
-from envsup.envs import EnvironmentFactory, read_attribute
-from envsup.grouping import choose
+from envsup.env_view import EnvView
+from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
 from envsup.payload import ChildType, RecvPayload, SendPayload
-from envsup.recovery import RecoveringSupervisor
 from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators
-from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT, _data_of
+from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT
 from envsup.waiting import Waiting
-from envsup.worker import Call, Hosted, method_hint
+from envsup.worker import Call, Hosted
 
 logger = logging.getLogger("envsup")
 
@@ -45,7 +43,7 @@ _HURRY = 1.0
 ResetParam = Union[None, Mapping[int, Optional[Mapping[str, Any]]], Sequence[Optional[Mapping[str, Any]]]]
 
 
-class EnvSupervisor(RecoveringSupervisor):
+class EnvSupervisor(EnvView):
     """Runs environments in child processes or threads and feeds a training loop with their observations.
 
     Interface and behaviour are those of ``ding.envs.env_manager.EnvSupervisor`` of DI-engine.  An environment may be of
@@ -129,111 +127,9 @@ class EnvSupervisor(RecoveringSupervisor):
         if timesteps:
             _ = self._maker
 
-    def _create_env_ref(self) -> None:
-        """Build one environment here to learn the spaces.  Many define them when they are made, some when reset."""
-        self._env_ref = self._env_fn[0]()
-        try:
-            if getattr(self._env_ref, "observation_space", None) is None:
-                self._env_ref.reset()
-            self._observation_space = getattr(self._env_ref, "observation_space", None)
-            self._action_space = getattr(self._env_ref, "action_space", None)
-            self._reward_space = getattr(self._env_ref, "reward_space", None)
-            if self._envs_per_child == AUTO:
-                self._envs_per_child = choose(self._env_ref, self.env_num, self._type)
-        finally:
-            try:
-                if callable(getattr(self._env_ref, "close", None)):
-                    self._env_ref.close()
-            except Exception:
-                logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=True)
-
     @property
     def _policy(self) -> Policy:  # type: ignore[override]
         return Policy(retry_type_of(self._retry_type), self._max_try, self._auto_reset, self._episode_num)
-
-    # -- properties --
-
-    @property
-    def env_num(self) -> int:
-        """The number of environments."""
-        return len(self._env_fn)
-
-    @property
-    def envs_per_child(self) -> int:
-        """How many environments share a worker; with "auto" what was chosen."""
-        return self._envs_per_child
-
-    @property
-    def observation_space(self) -> Any:
-        """The observation space of the first environment, None if it has none."""
-        return self._observation_space
-
-    @property
-    def action_space(self) -> Any:
-        """The action space of the first environment, None if it has none."""
-        return self._action_space
-
-    @property
-    def reward_space(self) -> Any:
-        """The reward space of the first environment, None if it has none."""
-        return self._reward_space
-
-    @property
-    def ready_obs(self) -> Any:
-        """The newest observations of the environments in RUN, stacked in the order of ``ready_obs_id``.
-
-        An ndarray; for Dict and Tuple spaces a tree of ndarrays, whose ``len`` is the number of its keys; an object
-        array where shapes differ.
-        """
-        with self._lock:
-            ids, ready = self.ready_obs_id, self._ready_obs
-            stacked = ready.stacked(ids)
-            return self._maker.stack([ready[i] for i in ids]) if stacked is None else stacked
-
-    @property
-    def ready_obs_id(self) -> list[int]:
-        """The ids of the environments in RUN, those with a step in flight included."""
-        states, run = self._env_states, EnvState.RUN
-        return [i for i in range(len(self._env_fn)) if states.get(i) is run]
-
-    @property
-    def done(self) -> bool:
-        """Whether every environment is DONE."""
-        return all(self.env_state_done(i) for i in range(self.env_num))
-
-    @property
-    def env_states(self) -> dict[int, EnvState]:
-        """The state of each environment."""
-        return {i: self._env_states.get(i, EnvState.VOID) for i in range(self.env_num)}
-
-    def env_state_done(self, env_id: int) -> bool:
-        """Whether an environment is DONE and no automatic reset of it is in flight."""
-        if self._env_states.get(env_id) is not EnvState.DONE:
-            return False
-        env = self._envs[env_id]
-        resetting = any(r.method == "reset" and env_id in r.proc_ids and not r.expired for r in env.child.open)
-        return not (resetting or env.recovering or self._inbox.has_reset(env_id))
-
-    @property
-    def method_name_list(self) -> list[str]:
-        """The methods that every environment has."""
-        return ["reset", "step", "seed", "close", "enable_save_replay"]
-
-    @property
-    def closed(self) -> bool:
-        """Whether the workers are not running."""
-        return not self._running
-
-    @property
-    def _last_called(self) -> dict[int, dict[str, float]]:
-        """For each environment, when its open step and its open reset were sent; infinity if there is none."""
-        called = {i: {"step": math.inf, "reset": math.inf} for i in range(self.env_num)}
-        for child in self._children:
-            for request in child.open:
-                for env_id in request.proc_ids[request.answered :]:
-                    if request.method in ("step", "reset"):
-                        called[env_id][request.method] = request.sent_at
-        return called
 
     # -- before launch --
 
@@ -476,18 +372,6 @@ class EnvSupervisor(RecoveringSupervisor):
             ids = range(self.env_num)
         return ids, list(actions)
 
-    def _check_ids(self, keyed: Mapping[Any, Any]) -> Mapping[int, Any]:
-        count = self.env_num
-        for env_id in keyed:
-            if type(env_id) is not int or not 0 <= env_id < count:
-                break
-        else:
-            return keyed
-        for env_id in keyed:
-            if isinstance(env_id, bool) or not isinstance(env_id, numbers.Integral) or not 0 <= int(env_id) < count:
-                raise ValueError(f"there is no environment {env_id!r}; there are 0 to {count - 1}")
-        return {int(env_id): value for env_id, value in keyed.items()}
-
     def _run_round(
         self, env_ids: Sequence[int], actions: Sequence[Any], owner: Waiting, prepare: Callable[[], None]
     ) -> None:
@@ -592,58 +476,6 @@ class EnvSupervisor(RecoveringSupervisor):
                 self._reset_one(payload.proc_id, None, payload)
             else:
                 super().send(payload)
-
-    # -- attributes and methods of the environments --
-
-    def __getattr__(self, key: str) -> list[Any]:
-        if key.startswith("_"):
-            raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
-        try:
-            value = read_attribute(self._env_ref, key)
-        except AttributeError:
-            name = type(self._env_ref).__name__
-            raise AttributeError(f"env `{name}` doesn't have the attribute `{key}`") from None
-        except Exception:
-            value = None  # What it says in the workers is what counts.
-        if hasattr(value, "__self__") and hasattr(value, "__func__"):
-            raise AttributeError(method_hint(key))
-        return super().__getattr__(key)
-
-    def call(self, method: str, *args: Any, env_id: Union[int, Sequence[int], None] = None, **kwargs: Any) -> list[Any]:
-        """Run a method of the environments in their workers.
-
-        Arguments:
-            method: its name.
-            env_id: the environments, all if None.
-
-        Returns:
-            What the method returned, in the order of the environments.
-
-        Raises:
-            AttributeError: if the method is private; else what it raised in the first worker that raised.
-            TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
-        """
-        assert not self.closed, "The env supervisor is closed."
-        if method.startswith("_"):
-            raise AttributeError(f"{method} is private and is not run in a worker")
-        ids: Any = range(self.env_num) if env_id is None else env_id
-        if isinstance(ids, numbers.Integral):
-            ids = [ids]
-        payloads = [
-            SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._check_ids(dict.fromkeys(ids))
-        ]
-        return _data_of(self._ask(payloads, self._ask_timeout()))
-
-    def _revive(self, child: Child) -> None:
-        if not child.alive:
-            env = self._envs[child.proc_ids[0]]
-            if not env.recovering:
-                if self._env_states.get(env.env_id) is EnvState.RUN:
-                    env.lost = env.lost or self._deaths.get(env.env_id)
-                env.recovering = True
-                self._renew(env)
-            elif env.retry is not None:
-                self._retry(env, env.retry[1])
 
     # -- closing --
 

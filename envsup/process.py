@@ -156,31 +156,29 @@ class ChildProcess(Child):
             data = os.read(process.reply_fd, _LONG_READ_SIZE if self._buffer else _READ_SIZE)
         except BlockingIOError:
             return
+        if len(data) == ONE_STATUS.size and not self._buffer:
+            # Nearly always: a header and the status of the only step in flight.
+            kind, _, _, seq, _, status = ONE_STATUS.unpack(data)
+            opened = self.open
+            if kind == STEP and not status & (EXTRA | DONE) and len(opened) == 1:
+                request = opened[0]
+                if request.seq == seq and len(request.proc_ids) == 1 and not request.expired:
+                    opened.clear()
+                    request.answered = 1
+                    return self.listener.on_step(self, request, status)
+        self._take_in(process, data)
+
+    def _take_in(self, process: WorkerProcess, data: bytes) -> None:
         if not data:
             self.listener.handle(process.reply_fd, None)
             self._on_end_of_file()
         elif self._buffer:
             self._buffer += data
             self._parse_buffer()
-        elif len(data) != ONE_STATUS.size or not self._parse_status(data):
+        else:
             end = self._parse(data)
             if end < len(data):
                 self._buffer += data[end:]
-
-    def _parse_status(self, data: bytes) -> bool:
-        """Report ``data`` if it is what nearly every reply is: a header and the status of the only step in flight."""
-        kind, _, _, seq, _, status = ONE_STATUS.unpack(data)
-        opened = self.open
-        if kind != STEP or status & (EXTRA | DONE) or len(opened) != 1:
-            return False
-        request = opened[0]
-        if request.seq != seq or len(request.proc_ids) != 1:
-            return False
-        opened.clear()
-        request.answered = 1
-        if not request.expired:
-            self.listener.on_step(self, request, status)
-        return True
 
     def _parse_buffer(self) -> None:
         if len(self._buffer) >= HEADER_SIZE:

@@ -35,20 +35,18 @@ class Slots:
         if self.arena is None:
             return -1, -1 if resets else NO_RESET
         if self.copies:
-            if env.busy == 0:  # Nearly always.
-                env.busy = 1
-                return 0, 1 if resets else NO_RESET
-            blocked = env.busy
+            blocked, candidates, reset_candidates = env.busy, _STEP_SLOTS, _RESET_SLOTS
         else:
             env.held &= env.ready_bit
-            blocked = env.busy | env.held
-        slot = self._take(env, _STEP_SLOTS, blocked)
-        return slot, self._for_auto_reset(env) if resets else NO_RESET
-
-    def _for_auto_reset(self, env: EnvRecord) -> int:
-        candidates = _RESET_SLOTS if self.copies else _VIEW_RESET_SLOTS
-        blocked = env.busy | env.held
-        return next((slot for slot in candidates if not blocked >> slot & 1), NO_RESET)
+            blocked, candidates, reset_candidates = env.busy | env.held, _STEP_SLOTS, _VIEW_RESET_SLOTS
+        slot = _first_free(blocked, candidates)
+        if slot >= 0:
+            env.busy |= 1 << slot
+            blocked |= 1 << slot
+        if not resets:
+            return slot, NO_RESET
+        reset_slot = _first_free(blocked, reset_candidates)
+        return slot, reset_slot if reset_slot >= 0 else NO_RESET
 
     def take_for_reset(self, env: EnvRecord, by_caller: bool) -> int:
         """A slot that the observation of a reset may fill, -1 for none; ``by_caller``: not an automatic reset."""
@@ -56,18 +54,13 @@ class Slots:
             return -1
         blocked = env.busy | _promised(env)
         if self.copies:
-            return self._take(env, _RESET_SLOTS, blocked)
-        if by_caller:
-            env.held &= env.ready_bit
-        return self._take(env, _VIEW_RESET_SLOTS, blocked | env.held)
-
-    @staticmethod
-    def _take(env: EnvRecord, candidates: tuple[int, int], blocked: int) -> int:
-        for slot in candidates:
-            if not blocked >> slot & 1:
-                env.busy |= 1 << slot
-                return slot
-        return -1
+            slot = _first_free(blocked, _RESET_SLOTS)
+        else:
+            if by_caller:
+                env.held &= env.ready_bit
+            slot = _first_free(blocked | env.held, _VIEW_RESET_SLOTS)
+        self.mark(env, slot)
+        return slot
 
     @staticmethod
     def mark(env: EnvRecord, slot: int) -> None:
@@ -183,6 +176,14 @@ class RoundReader:
         if not self._copies:
             env.held |= 1 << slot
             env.ready_bit = 1 << slot
+
+
+def _first_free(blocked: int, candidates: tuple[int, int]) -> int:
+    """The first of the slots that is not among the bits of ``blocked``, -1 if there is none."""
+    first, second = candidates
+    if not blocked & (1 << first):
+        return first
+    return -1 if blocked & (1 << second) else second
 
 
 def _promised(env: EnvRecord) -> int:

@@ -338,7 +338,7 @@ class Supervisor:
             self._inbox.put(payload)
         else:
             owner.results[payload.proc_id] = payload
-            owner.pending -= 1
+            owner.settle()
 
     def _on_bell(self) -> None:
         if self._doorbell is not None:
@@ -516,7 +516,7 @@ class Supervisor:
                 )
                 self._revive(child)
                 child.send_call(request, payload)
-                waiting.pending += 1
+                waiting.add()
             self._wait(lambda: waiting.pending == 0)
         return [waiting.results[payload.proc_id] for payload in payloads]
 

@@ -32,6 +32,14 @@ class Waiting:
         self._arrivals = itertools.count(1)
         self._expected = 0
 
+    def add(self, replies: int = 1) -> None:
+        """So many more replies to wait for."""
+        self.pending += replies
+
+    def settle(self) -> None:
+        """One reply less to wait for."""
+        self.pending -= 1
+
     def send_held(self) -> None:
         """Send what was held; nothing more will be."""
         held, self.held = self.held, None
@@ -45,6 +53,24 @@ class Waiting:
     def arrive(self) -> bool:
         """May be called by any thread: a request is answered, or never will be.  Returns whether all are."""
         return next(self._arrivals) >= self._expected
+
+
+class Silent(Waiting):
+    """Owner of requests whose replies nobody is told of."""
+
+    __slots__ = ()
+
+    def add(self, replies: int = 1) -> None:
+        """Nobody waits."""
+
+    def settle(self) -> None:
+        """Nobody waits."""
+
+    def arrive(self) -> bool:
+        return True
+
+
+SILENT = Silent()
 
 
 class Bell(Protocol):

@@ -1,0 +1,265 @@
+"""Environments in workers: what their replies do to their states, and who is given them."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Optional, Sequence
+
+from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
+from envsup.child import BUILD_METHOD, Child, Request
+from envsup.env_record import EnvPayload, EnvRecord
+from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_step
+from envsup.payload import RecvPayload, SendPayload
+from envsup.ready import ReadyObservations
+from envsup.slots import Slots
+from envsup.spaces import ABSENT
+from envsup.supervisor import Supervisor
+from envsup.waiting import SILENT, Waiting
+
+# What makes more of a reply than an observation and a reward in the arena.
+_UNUSUAL = DONE | FAILED | EXTRA
+
+
+class EnvReplies(Supervisor):
+    """A supervisor of environments, as far as it listens to them."""
+
+    _policy: Policy
+    _auto_reset: bool
+    _episode_num: float
+    _step_timeout: Optional[float]
+    _reset_timeout: Optional[float]
+    _retry_waiting_time: Optional[float]
+
+    @property
+    def _maker(self) -> Any:
+        """The module that makes trees; importing it takes seconds, as that imports torch."""
+        module = self._timestep_module
+        if module is None:
+            from envsup import timestep
+
+            self._timestep_module = module = timestep
+        return module
+
+    _timestep_module: Any = None
+
+    def _forget_environments(self) -> None:
+        """Back to the state before the first launch, but for registrations and configuration."""
+        self._env_seed: dict[int, Optional[int]] = {}
+        self._env_dynamic_seed: Optional[bool] = None
+        self._env_replay_path: Optional[Sequence[str]] = None
+        self._env_states: dict[int, EnvState] = {}
+        self._reset_param: dict[int, dict[str, Any]] = {}
+        self._ready_obs = ReadyObservations(lambda obs: self._maker.tree(obs))
+        self._env_episode_count: dict[int, int] = dict.fromkeys(self._child_of, 0)
+        self._envs = [EnvRecord(env_id, child) for env_id, child in self._child_of.items()]
+        self._slots = Slots(None, True)
+        self._fatal: Optional[RuntimeError] = None
+        self._number = 0
+
+    # -- what is done about it, in the classes that build on this one --
+
+    def _send_reset(
+        self,
+        env: EnvRecord,
+        owner: Optional[Waiting] = None,
+        payload: Optional[SendPayload] = None,
+        by_caller: bool = False,
+    ) -> Request:
+        raise NotImplementedError
+
+    def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        raise NotImplementedError
+
+    def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        raise NotImplementedError
+
+    def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        raise NotImplementedError
+
+    # -- replies --
+
+    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+        owner = request.owner
+        if owner is None or owner.abandoned or self._inbox.payloads:
+            self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
+            return
+        slot = request.slots[0]
+        owner.results[request.proc_ids[0]] = slot << 8 | status if rest is None else (slot, status, rest)
+        owner.pending -= 1
+
+    def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        owner, first = request.owner, request.answered - len(statuses)
+        env_ids, slots = request.proc_ids, request.slots
+        if first or len(statuses) < len(env_ids):
+            env_ids, slots = env_ids[first : request.answered], slots[first : request.answered]
+        plain = owner is not None and not owner.abandoned
+        if plain and self._inbox.payloads:
+            self._outdate(env_ids)
+        for env_id, slot, status in zip(env_ids, slots, statuses):
+            if plain and not status & _UNUSUAL:
+                owner.results[env_id] = slot << 8 | status
+                owner.pending -= 1
+            else:
+                self._unusual_step(self._envs[env_id], request, slot, status, next(extras) if status & EXTRA else None)
+
+    def _outdate(self, env_ids: Sequence[int]) -> None:
+        """What waits for recv is older than the replies of these environments."""
+        self._number += 1
+        for env_id in env_ids:
+            self._envs[env_id].applied = self._number
+
+    def _unusual_step(
+        self, env: EnvRecord, request: Request, slot: int, status: int, extra: Optional[tuple[int, Any]]
+    ) -> None:
+        auto_reset = request.auto_resets.get(env.env_id) if status & DONE else None
+        if auto_reset is not None:
+            self._slots.mark(env, auto_reset.slots[0])
+        data: Any = None
+        if extra is not None:
+            status, data = extra
+        if status & FAILED:
+            if auto_reset is not None:
+                auto_reset.owner = SILENT
+            self._step_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
+        else:
+            self._stepped(env, request, slot, status, data, auto_reset)
+
+    def _stepped(
+        self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any, auto_reset: Optional[Request]
+    ) -> None:
+        env_id, owner = env.env_id, request.owner
+        if owner is None:
+            self._deliver_step(env, request, slot, status, extra)
+        else:
+            owner.results[env_id] = slot << 8 | status if extra is None else (slot, status, extra)
+            owner.pending -= 1
+            if status & DONE:
+                self._env_states[env_id] = EnvState.DONE
+            if owner.abandoned:
+                self._apply_step(env, slot, status, extra)
+        if status & DONE:
+            self._env_episode_count[env_id] += 1
+            self._ended(env, owner, auto_reset)
+
+    def _ended(self, env: EnvRecord, owner: Optional[Waiting], auto_reset: Optional[Request]) -> None:
+        """An episode is done: see to the reset that follows, if the worker is not at it already."""
+        if auto_reset is None:
+            action = after_step(self._policy, True, self._env_episode_count[env.env_id])
+            if action is Action.RESET and not env.recovering:
+                self._send_reset(env, owner)
+        elif env.recovering:
+            auto_reset.owner = SILENT
+        elif owner is not None:
+            owner.add()
+
+    def _apply_step(self, env: EnvRecord, slot: int, status: int, extra: Any) -> None:
+        """A step whose caller has gone away: only its effect on the state remains."""
+        obs = self._slots.timestep(env, slot, status, extra)[0]
+        if not (status & DONE and self._env_states.get(env.env_id) is EnvState.RUN):  # Else a reset came after it.
+            self._ready_obs[env.env_id] = obs
+
+    def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
+        obs, reward, done, info = self._slots.timestep(env, slot, status, extra)
+        data = self._maker.timestep(obs, reward, done, info, env.env_id)
+        self._deliver(env.env_id, request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
+
+    def _deliver(
+        self,
+        env_id: int,
+        request: Request,
+        data: Any,
+        event: Optional[Event],
+        observation: Any = None,
+        error: Optional[Exception] = None,
+    ) -> None:
+        """Leave a reply for ``recv``."""
+        sent = request.payload
+        self._number += 1
+        req_id = sent.req_id if sent is not None else f"{env_id}.{self._number}"
+        payload = EnvPayload(env_id, req_id, request.method, data, error)
+        payload.event, payload.observation, payload.number = event, observation, self._number
+        self._inbox.put(payload)
+        self._wake()
+
+    def _delivered(self, payload: RecvPayload) -> None:
+        if isinstance(payload, EnvPayload) and payload.event is not None:
+            env = self._envs[payload.proc_id]
+            if payload.number > env.applied:
+                env.applied = payload.number
+                self.change_state(payload)
+                if payload.observation is not None:
+                    self._ready_obs[payload.proc_id] = payload.observation
+
+    def change_state(self, payload: RecvPayload) -> None:
+        """Set the state of an environment to what follows from a reply."""
+        state = self._env_states.get(payload.proc_id, EnvState.VOID)
+        event = payload.event if isinstance(payload, EnvPayload) else _event_of(payload)
+        if event is not None:
+            self._env_states[payload.proc_id] = TRANSITIONS[state, event]
+
+    def _set_state(self, env: EnvRecord, event: Event) -> None:
+        self._number += 1
+        env.applied = self._number
+        state = self._env_states.get(env.env_id, EnvState.VOID)
+        self._env_states[env.env_id] = TRANSITIONS[state, event]
+
+    def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
+        env = self._envs[request.proc_ids[0]]
+        if request.method == BUILD_METHOD:
+            return
+        if status & FAILED:
+            self._request_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
+        elif request.method == "reset":
+            self._was_reset(env, request, ABSENT if status & OBS else data[0])
+        elif request.owner is SILENT:
+            pass
+        else:
+            super().on_reply(child, request, status, (None, None) if status & OBS else data)
+
+    def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
+        obs = self._slots.observation(env, request.slots[0], rest)
+        if env.prepare_error is not None:
+            error, env.prepare_error = env.prepare_error, None
+            return self._reset_failed(env, request, error, Failure.WORKER_LOST)
+        env.tries = 0
+        owner, deliver = request.owner, request.owner is None
+        if request is env.recovery:
+            deliver = self._finish_recovery(env)
+            if not deliver:
+                owner = SILENT
+        if deliver:
+            self._deliver(env.env_id, request, self._maker.tree(obs), Event.STARTED, observation=obs)
+        else:
+            self._set_state(env, Event.STARTED)
+            self._ready_obs[env.env_id] = obs
+            owner.settle()
+        self._send_waiting_steps(env)
+
+    def _finish_recovery(self, env: EnvRecord) -> bool:
+        """The environment runs again; returns whether ``recv`` is to say so."""
+        for waiting in env.joiners:
+            waiting.settle()
+        deliver, env.deliver = env.deliver and not env.joiners, False
+        env.joiners = []
+        env.recovering, env.recovery = False, None
+        return deliver
+
+    def _send_waiting_steps(self, env: EnvRecord) -> None:
+        if env.recovering:
+            return
+        waiting, env.waiting_steps = env.waiting_steps, []
+        for request, steps in waiting:
+            env.child.send_steps(request, steps, self.clock())
+
+
+def _event_of(payload: RecvPayload) -> Optional[Event]:
+    if payload.err is not None:
+        return Event.FAILED if payload.method in ("reset", "step", "seed") else None
+    if payload.method == "reset":
+        return Event.STARTED
+    if payload.method == "step":
+        return Event.ENDED if _is_done(payload.data) else Event.STEPPED
+    return None
+
+
+def _is_done(data: Any) -> bool:
+    return bool(data.done) if hasattr(data, "done") else bool(data[2])

@@ -1,0 +1,184 @@
+"""Environments in workers: their steps, their resets, and what they are told before the first reset."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Iterable, Optional, Sequence
+
+import numpy as np
+
+from envsup.child import Child, Request
+from envsup.env_record import EnvRecord
+from envsup.env_replies import EnvReplies
+from envsup.errors import WorkerDied
+from envsup.lifecycle import Action, Event
+from envsup.payload import SendPayload
+from envsup.waiting import SILENT, Waiting
+
+_NUMBERS = frozenset((int, np.int64))
+
+
+class EnvRequests(EnvReplies):
+    """A supervisor of environments, as far as it speaks to them."""
+
+    # -- what is done about failures, in the class that builds on this one --
+
+    def _deliver_failed_step(self, env: EnvRecord, request: Request, error: Exception) -> None:
+        raise NotImplementedError
+
+    def _recover(self, env: EnvRecord, owner: Optional[Waiting], action: Action) -> None:
+        raise NotImplementedError
+
+    # -- requests --
+
+    def _send_steps(
+        self,
+        env_ids: Sequence[int],
+        actions: Sequence[Any],
+        owner: Optional[Waiting],
+        payload: Optional[SendPayload] = None,
+    ) -> None:
+        """Send one step for each environment; raises before anything is sent if an action cannot be.
+
+        A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
+        step has a time limit of its own.
+        """
+        batches, waiting = self._batches(env_ids, actions, owner, payload)
+        eager = owner is None or self._step_timeout is not None
+        frames: Iterable[Any] = (child.pack_steps(request, steps, eager) for child, request, steps in batches)
+        try:
+            if not _NUMBERS.issuperset(map(type, actions)):  # Numbers can always be sent: the first may be on its way.
+                frames = list(frames)
+            held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
+        except BaseException:
+            self._free_unsent(batches)
+            raise
+        if owner is not None:
+            owner.add(len(env_ids))
+            owner.expect(len(batches))
+        now = self.clock()
+        child = None
+        try:
+            for (child, request, _), frame in zip(batches, frames):
+                child.send_steps(request, frame, now)
+        except BaseException:
+            self._suspect(child)
+            self._free_unsent(batches)
+            raise
+        for (env, request, _), frame in zip(waiting, held):
+            self._hold_step(env, request, frame)
+
+    def _free_unsent(self, batches: Sequence[tuple[Child, Request, Any]]) -> None:
+        for _, request, _ in batches:
+            if not request.sent_at:
+                for env_id, slot in zip(request.proc_ids, request.slots):
+                    self._slots.free(self._envs[env_id], slot)
+
+    def _batches(
+        self, env_ids: Sequence[int], actions: Sequence[Any], owner: Optional[Waiting], payload: Optional[SendPayload]
+    ) -> tuple[list[tuple[Child, Request, Sequence[Any]]], list[tuple[EnvRecord, Request, Any]]]:
+        """The steps that are to be sent, by worker, and those of environments that cannot take one now."""
+        envs, take_slots = self._envs, self._slots.take_for_step
+        timeout, reset_timeout = self._step_timeout, self._reset_timeout
+        batches: list[tuple[Child, Request, Sequence[Any]]] = []
+        waiting: list[tuple[EnvRecord, Request, Any]] = []
+        groups: dict[Child, tuple[Request, list[Any]]] = {}
+        may_reset = owner is not None and self._auto_reset
+        by_default = self._episode_num == math.inf and not any(self._reset_param.values())
+        for env_id, action in zip(env_ids, actions):
+            env = envs[env_id]
+            child = env.child
+            if (env.special and (env.recovering or env.lost is not None)) or not child.alive:
+                request = Request("step", (env_id,), (-1,), payload, owner, timeout)
+                waiting.append((env, request, action))
+                continue
+            resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
+            slot, reset_slot = take_slots(env, resets)
+            if child in groups:
+                request, steps = groups[child]
+                request.proc_ids.append(env_id)  # type: ignore[attr-defined]
+                request.slots.append(slot)  # type: ignore[attr-defined]
+                request.reset_slots.append(reset_slot)  # type: ignore[attr-defined]
+                steps.append(action)
+            elif timeout is None and len(child.hosted) > 1:
+                request = Request("step", [env_id], [slot], payload, owner, timeout, [reset_slot], reset_timeout)
+                groups[child] = request, [action]
+                batches.append((child, *groups[child]))
+            else:
+                request = Request("step", (env_id,), (slot,), payload, owner, timeout, (reset_slot,), reset_timeout)
+                batches.append((child, request, (action,)))
+        return batches, waiting
+
+    def _resets_itself(self, env_id: int) -> bool:
+        """Whether the worker may reset an environment when its episode ends: that saves a way there and back."""
+        return not self._reset_param.get(env_id) and self._env_episode_count[env_id] + 1 < self._episode_num
+
+    def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
+        """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
+        if env.recovering and env.lost is None:
+            env.waiting_steps.append((request, steps))
+            return
+        error = env.lost or self._deaths.get(env.env_id) or WorkerDied(f"{env.child.name()} is not running")
+        env.lost = None
+        self._deaths.pop(env.env_id, None)
+        self._deliver_failed_step(env, request, error)
+        if env.recovering or not env.child.alive:
+            self._recover(env, request.owner, Action.RENEW)
+        else:
+            self._show_new_episode(env, request.owner)
+
+    def _show_new_episode(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        """The environment has been reset already, when it was renewed with others of its worker."""
+        if owner is None:
+            obs = self._ready_obs.raw(env.env_id, None)
+            data = self._maker.tree(obs)
+            self._deliver(env.env_id, Request("reset", (env.env_id,)), data, Event.STARTED, observation=obs)
+        else:
+            self._set_state(env, Event.STARTED)
+
+    def _send_reset(
+        self,
+        env: EnvRecord,
+        owner: Optional[Waiting] = None,
+        payload: Optional[SendPayload] = None,
+        by_caller: bool = False,
+    ) -> Request:
+        env_id, child = env.env_id, env.child
+        if env.new_seed:
+            env.new_seed = False
+            self._send_seed(env, SILENT)
+        slot = self._slots.take_for_reset(env, by_caller)
+        request = Request("reset", (env_id,), (slot,), payload, owner, self._reset_timeout)
+        request.too_late = child.ended()
+        sent = SendPayload(env_id, "", "reset", kwargs=self._reset_param.get(env_id, {}))
+        try:
+            child.send_call(request, payload or sent)
+        except BaseException:
+            self._slots.free(env, slot)
+            raise
+        if owner is not None:
+            owner.add()
+        return request
+
+    def _send_internal(self, env: EnvRecord, method: str, args: list[Any], owner: Optional[Waiting]) -> None:
+        sent = SendPayload(env.env_id, f"{method} {env.env_id}", method, args=args)
+        timeout = self._ask_timeout()
+        if owner is not None:
+            owner.add()
+        env.child.send_call(Request(method, (env.env_id,), (-1,), sent, owner, timeout), sent)
+
+    def _send_seed(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        seed = self._env_seed.get(env.env_id)
+        if seed is not None:
+            dynamic = [] if self._env_dynamic_seed is None else [self._env_dynamic_seed]
+            self._send_internal(env, "seed", [seed, *dynamic], owner)
+
+    def _prepare(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
+        """What a new environment is told before its first reset: its seed and its replay path."""
+        env.new_seed, env.prepare_error = False, None
+        self._send_seed(env, owner)
+        if self._env_replay_path is not None:
+            self._send_internal(env, "enable_save_replay", [self._env_replay_path[env.env_id]], owner)
+
+    def _ask_timeout(self) -> Optional[float]:
+        return self._reset_timeout if self._reset_timeout is not None else self._step_timeout

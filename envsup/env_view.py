@@ -1,0 +1,191 @@
+"""Environments in workers, as one sees them: their spaces, states, newest observations and attributes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import numbers
+from typing import Any, Callable, Mapping, Sequence, Union
+
+from envsup.arguments import AUTO
+from envsup.child import Child
+from envsup.envs import read_attribute
+from envsup.grouping import choose
+from envsup.lifecycle import EnvState
+from envsup.payload import SendPayload
+from envsup.recovery import RecoveringSupervisor
+from envsup.supervisor import _data_of
+from envsup.worker import method_hint
+
+logger = logging.getLogger("envsup")
+
+
+class EnvView(RecoveringSupervisor):
+    """What can be read of a supervisor of environments, and run in them beside their steps."""
+
+    _env_fn: list[Callable[[], Any]]
+    _envs_per_child: Any
+
+    def _create_env_ref(self) -> None:
+        """Build one environment here to learn the spaces.  Many define them when they are made, some when reset."""
+        self._env_ref = self._env_fn[0]()
+        try:
+            if getattr(self._env_ref, "observation_space", None) is None:
+                self._env_ref.reset()
+            self._observation_space = getattr(self._env_ref, "observation_space", None)
+            self._action_space = getattr(self._env_ref, "action_space", None)
+            self._reward_space = getattr(self._env_ref, "reward_space", None)
+            if self._envs_per_child == AUTO:
+                self._envs_per_child = choose(self._env_ref, self.env_num, self._type)
+        finally:
+            try:
+                if callable(getattr(self._env_ref, "close", None)):
+                    self._env_ref.close()
+            except Exception:
+                logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=True)
+
+    @property
+    def env_num(self) -> int:
+        """The number of environments."""
+        return len(self._env_fn)
+
+    @property
+    def envs_per_child(self) -> int:
+        """How many environments share a worker; with "auto" what was chosen."""
+        return int(self._envs_per_child)
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space of the first environment, None if it has none."""
+        return self._observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The action space of the first environment, None if it has none."""
+        return self._action_space
+
+    @property
+    def reward_space(self) -> Any:
+        """The reward space of the first environment, None if it has none."""
+        return self._reward_space
+
+    @property
+    def ready_obs(self) -> Any:
+        """The newest observations of the environments in RUN, stacked in the order of ``ready_obs_id``.
+
+        An ndarray; for Dict and Tuple spaces a tree of ndarrays, whose ``len`` is the number of its keys; an object
+        array where shapes differ.
+        """
+        with self._lock:
+            ids, ready = self.ready_obs_id, self._ready_obs
+            stacked = ready.stacked(ids)
+            return self._maker.stack([ready[i] for i in ids]) if stacked is None else stacked
+
+    @property
+    def ready_obs_id(self) -> list[int]:
+        """The ids of the environments in RUN, those with a step in flight included."""
+        states, run = self._env_states, EnvState.RUN
+        return [i for i in range(len(self._env_fn)) if states.get(i) is run]
+
+    @property
+    def done(self) -> bool:
+        """Whether every environment is DONE."""
+        return all(self.env_state_done(i) for i in range(self.env_num))
+
+    @property
+    def env_states(self) -> dict[int, EnvState]:
+        """The state of each environment."""
+        return {i: self._env_states.get(i, EnvState.VOID) for i in range(self.env_num)}
+
+    def env_state_done(self, env_id: int) -> bool:
+        """Whether an environment is DONE and no automatic reset of it is in flight."""
+        if self._env_states.get(env_id) is not EnvState.DONE:
+            return False
+        env = self._envs[env_id]
+        resetting = any(r.method == "reset" and env_id in r.proc_ids and not r.expired for r in env.child.open)
+        return not (resetting or env.recovering or self._inbox.has_reset(env_id))
+
+    @property
+    def method_name_list(self) -> list[str]:
+        """The methods that every environment has."""
+        return ["reset", "step", "seed", "close", "enable_save_replay"]
+
+    @property
+    def closed(self) -> bool:
+        """Whether the workers are not running."""
+        return not self._running
+
+    @property
+    def _last_called(self) -> dict[int, dict[str, float]]:
+        """For each environment, when its open step and its open reset were sent; infinity if there is none."""
+        called = {i: {"step": math.inf, "reset": math.inf} for i in range(self.env_num)}
+        for child in self._children:
+            for request in child.open:
+                for env_id in request.proc_ids[request.answered :]:
+                    if request.method in ("step", "reset"):
+                        called[env_id][request.method] = request.sent_at
+        return called
+
+    # -- attributes and methods of the environments --
+
+    def __getattr__(self, key: str) -> list[Any]:
+        if key.startswith("_"):
+            raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        try:
+            value = read_attribute(self._env_ref, key)
+        except AttributeError:
+            name = type(self._env_ref).__name__
+            raise AttributeError(f"env `{name}` doesn't have the attribute `{key}`") from None
+        except Exception:
+            value = None  # What it says in the workers is what counts.
+        if hasattr(value, "__self__") and hasattr(value, "__func__"):
+            raise AttributeError(method_hint(key))
+        return super().__getattr__(key)
+
+    def call(self, method: str, *args: Any, env_id: Union[int, Sequence[int], None] = None, **kwargs: Any) -> list[Any]:
+        """Run a method of the environments in their workers.
+
+        Arguments:
+            method: its name.
+            env_id: the environments, all if None.
+
+        Returns:
+            What the method returned, in the order of the environments.
+
+        Raises:
+            AttributeError: if the method is private; else what it raised in the first worker that raised.
+            TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
+        """
+        assert not self.closed, "The env supervisor is closed."
+        if method.startswith("_"):
+            raise AttributeError(f"{method} is private and is not run in a worker")
+        ids: Any = range(self.env_num) if env_id is None else env_id
+        if isinstance(ids, numbers.Integral):
+            ids = [ids]
+        payloads = [
+            SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._check_ids(dict.fromkeys(ids))
+        ]
+        return _data_of(self._ask(payloads, self._ask_timeout()))
+
+    def _revive(self, child: Child) -> None:
+        if not child.alive:
+            env = self._envs[child.proc_ids[0]]
+            if not env.recovering:
+                if self._env_states.get(env.env_id) is EnvState.RUN:
+                    env.lost = env.lost or self._deaths.get(env.env_id)
+                env.recovering = True
+                self._renew(env)
+            elif env.retry is not None:
+                self._retry(env, env.retry[1])
+
+    def _check_ids(self, keyed: Mapping[Any, Any]) -> Mapping[int, Any]:
+        count = self.env_num
+        for env_id in keyed:
+            if type(env_id) is not int or not 0 <= env_id < count:
+                break
+        else:
+            return keyed
+        for env_id in keyed:
+            if isinstance(env_id, bool) or not isinstance(env_id, numbers.Integral) or not 0 <= int(env_id) < count:
+                raise ValueError(f"there is no environment {env_id!r}; there are 0 to {count - 1}")
+        return {int(env_id): value for env_id, value in keyed.items()}
