@@ -74,22 +74,25 @@ class Collector:
             self._ready[env_id] = parts[0]
         return parts
 
-    def _usual(self, results: Mapping[int, Result], codes: Sequence[int]) -> list[bool]:
-        """For each row whether the reply is what ``codes`` expect; then its slot is freed, as the reader has it."""
+    def _usual(self, results: Mapping[int, Result], codes: Sequence[int], observations: Sequence[Any]) -> list[bool]:
+        """For each row whether the reply is what ``codes`` expect; then its slot is freed, as the reader has it.
+
+        ``observations`` are then the newest ones; empty if they are the rows of the reader's block.
+        """
         reader, envs, ready = self._reader, self._envs, self._ready
         if reader is None:
             return [False] * len(self._env_ids)
         reader.fill()
+        release, mask = reader.release, reader.PARTS
         found = []
-        for env_id, expected in zip(self._env_ids, codes):
+        for row, (env_id, expected) in enumerate(zip(self._env_ids, codes)):
             result = results[env_id]
-            usual = type(result) is int and result & reader.PARTS == expected
+            usual = type(result) is int and result & mask == expected
             found.append(usual)
             if usual:
-                slot = expected >> 8
-                reader.release(envs[env_id], slot)
-                if reader.block is None:
-                    ready[env_id] = reader.observation(env_id, slot)
+                release(envs[env_id], expected >> 8)
+                if observations:
+                    ready[env_id] = observations[row]
         return found
 
     def _note_rows(self, usual: list[bool]) -> None:
@@ -115,6 +118,7 @@ class TimestepCollector(Collector):
         self._reader = reader = self._slots.open_round(len(self._env_ids))
         self._codes: list[int] = []
         self._timesteps: list[Any] = []
+        self._observations: list[Any] = []
         if reader is None:
             return
         make = maker.timestep
@@ -123,10 +127,12 @@ class TimestepCollector(Collector):
             obs, reward, done, index = reader.parts(env_id, expected)
             self._codes.append(expected)
             self._timesteps.append(make(obs, reward, done, None, index))
+            if reader.block is None:
+                self._observations.append(obs)
 
     def collect(self, results: Mapping[int, Result]) -> list[Any]:
         """The timesteps, when all replies are there."""
-        usual = self._usual(results, self._codes)
+        usual = self._usual(results, self._codes, self._observations)
         timesteps = self._timesteps or [None] * len(usual)
         for row, is_row in enumerate(usual):
             if not is_row:
@@ -150,10 +156,13 @@ class ArrayCollector(Collector):
         self._last_good = self._ready.snapshot()
         self._reader = reader = self._slots.open_round(len(self._env_ids), copies=True)
         self._codes = [] if reader is None else [reader.expected(self._envs[i]) for i in self._env_ids]
+        self._rows: list[Any] = []
+        if reader is not None and reader.block is None:
+            self._rows = [reader.observation(env_id, 0) for env_id in self._env_ids]
 
     def collect(self, results: Mapping[int, Result]) -> StepArrays:
         """The arrays, when all replies are there."""
-        usual = self._usual(results, self._codes)
+        usual = self._usual(results, self._codes, self._rows)
         count = len(usual)
         done, failed = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
         infos: list[dict[Any, Any]] = [{} for _ in usual]

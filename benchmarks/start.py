@@ -1,0 +1,109 @@
+"""How long it takes until all environments are reset, beside gymnasium's AsyncVectorEnv; what a spawned worker costs.
+
+Both are started in turn in one process, by the same start method:
+
+    python benchmarks/start.py [--num-envs N] [--rounds N] [--methods fork spawn ...]
+
+Needs gymnasium beside envsup.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gymnasium.vector import AsyncVectorEnv
+
+from envsup import EnvSupervisor
+from workloads import WORKLOADS
+
+Factories = list[Callable[[], Any]]
+TINY = WORKLOADS["tiny"]
+
+
+def time_envsup(factories: Factories, method: str) -> float:
+    start = time.perf_counter()
+    supervisor = EnvSupervisor(env_fn=factories, mp_ctx=method)
+    supervisor.launch()
+    taken = time.perf_counter() - start
+    supervisor.close()
+    return taken
+
+
+def time_gymnasium(factories: Factories, method: str) -> float:
+    start = time.perf_counter()
+    envs = AsyncVectorEnv(factories, context=method)
+    envs.reset(seed=0)
+    taken = time.perf_counter() - start
+    envs.close()
+    return taken
+
+
+def compare(num_envs: int, rounds: int, method: str) -> None:
+    """A round before the first is not counted: modules are imported in it."""
+    factories = TINY.factories(num_envs)
+    times = [(time_envsup(factories, method), time_gymnasium(factories, method)) for _ in range(rounds + 1)][1:]
+    ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
+    ratio = statistics.median(a / b for a, b in times)
+    print(
+        f"{method:11} {num_envs:4} environments: envsup {ours:.3f} s, AsyncVectorEnv {theirs:.3f} s, ratio {ratio:.2f}"
+    )
+
+
+class Small:
+    """An environment that needs numpy alone."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self.obs = np.zeros(4, dtype=np.float32)
+
+    def reset(self) -> Any:
+        return self.obs
+
+    def step(self, action: Any) -> Any:
+        return self.obs, 0.0, False, {}
+
+
+def own_memory(pid: int) -> float:
+    """Megabytes that this process shares with no other."""
+    with open(f"/proc/{pid}/smaps_rollup") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("Private")) * 1024 / 1e6
+
+
+def spawned_worker(rounds: int) -> None:
+    seconds, memory = [], []
+    for _ in range(rounds):
+        supervisor = EnvSupervisor(env_fn=[partial(Small)], mp_ctx="spawn")
+        start = time.perf_counter()
+        supervisor.launch()
+        seconds.append(time.perf_counter() - start)
+        (pid,) = (child.pid for child in supervisor._children)
+        assert pid is not None
+        memory.append(own_memory(pid))
+        supervisor.close()
+    print(
+        f"a spawned worker with numpy alone: up in {statistics.median(seconds):.2f} s, "
+        f"{statistics.median(memory):.0f} MB of its own"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--num-envs", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--methods", nargs="+", default=["fork", "forkserver", "spawn"])
+    args = parser.parse_args(argv)
+    for method in args.methods:
+        compare(args.num_envs, args.rounds if method == "fork" else min(args.rounds, 3), method)
+    spawned_worker(args.rounds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
