@@ -121,11 +121,10 @@ class TimestepCollector(Collector):
         self._observations: list[Any] = []
         if reader is None:
             return
-        make = maker.timestep
-        for env_id in self._env_ids:
-            expected = reader.expected(self._envs[env_id])
-            obs, reward, done, index = reader.parts(env_id, expected)
-            self._codes.append(expected)
+        make, parts = maker.timestep, reader.parts
+        self._codes = reader.expected([self._envs[i] for i in self._env_ids])
+        for env_id, expected in zip(self._env_ids, self._codes):
+            obs, reward, done, index = parts(env_id, expected)
             self._timesteps.append(make(obs, reward, done, None, index))
             if reader.block is None:
                 self._observations.append(obs)
@@ -155,7 +154,7 @@ class ArrayCollector(Collector):
         """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
         self._last_good = self._ready.snapshot()
         self._reader = reader = self._slots.open_round(len(self._env_ids), copies=True)
-        self._codes = [] if reader is None else [reader.expected(self._envs[i]) for i in self._env_ids]
+        self._codes = [] if reader is None else reader.expected([self._envs[i] for i in self._env_ids])
         self._rows: list[Any] = []
         if reader is not None and reader.block is None:
             self._rows = [reader.observation(env_id, 0) for env_id in self._env_ids]

@@ -82,7 +82,7 @@ class EnvRequests(EnvReplies):
         timeout, reset_timeout = self._step_timeout, self._reset_timeout
         batches: list[tuple[Child, Request, Sequence[Any]]] = []
         waiting: list[tuple[EnvRecord, Request, Any]] = []
-        groups: dict[Child, tuple[Request, list[Any]]] = {}
+        groups: dict[Child, tuple[list[int], list[int], list[int], list[Any]]] = {}
         may_reset = owner is not None and self._auto_reset
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
         for env_id, action in zip(env_ids, actions):
@@ -94,19 +94,19 @@ class EnvRequests(EnvReplies):
                 continue
             resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
             slot, reset_slot = take_slots(env, resets)
-            if child in groups:
-                request, steps = groups[child]
-                request.proc_ids.append(env_id)  # type: ignore[attr-defined]
-                request.slots.append(slot)  # type: ignore[attr-defined]
-                request.reset_slots.append(reset_slot)  # type: ignore[attr-defined]
-                steps.append(action)
-            elif timeout is None and len(child.hosted) > 1:
-                request = Request("step", [env_id], [slot], payload, owner, timeout, [reset_slot], reset_timeout)
-                groups[child] = request, [action]
-                batches.append((child, *groups[child]))
+            group = groups.get(child)
+            if group is None:
+                ids, slots, reset_slots, steps = group = [env_id], [slot], [reset_slot], [action]
+                request = Request("step", ids, slots, payload, owner, timeout, reset_slots, reset_timeout)
+                batches.append((child, request, steps))
+                if timeout is None and len(child.hosted) > 1:
+                    groups[child] = group
             else:
-                request = Request("step", (env_id,), (slot,), payload, owner, timeout, (reset_slot,), reset_timeout)
-                batches.append((child, request, (action,)))
+                ids, slots, reset_slots, steps = group
+                ids.append(env_id)
+                slots.append(slot)
+                reset_slots.append(reset_slot)
+                steps.append(action)
         return batches, waiting
 
     def _resets_itself(self, env_id: int) -> bool:

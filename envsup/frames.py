@@ -6,6 +6,7 @@ in the reply; everything else is a pickle in the body.
 
 from __future__ import annotations
 
+import functools
 import struct
 
 HEADER = struct.Struct("<BBHIQ")
@@ -38,3 +39,9 @@ NO_RESET = -2
 
 CLOSE_ALL = 1
 """Count of a STOP frame that asks the worker to close what it hosts before it leaves."""
+
+
+@functools.lru_cache(maxsize=256)
+def records(count: int) -> struct.Struct:
+    """``count`` of RECORD, one after the other."""
+    return struct.Struct("<" + "HbbBq" * count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import select
@@ -24,10 +23,10 @@ from envsup.frames import (
     NO_RESET,
     ONE_STATUS,
     ONE_STEP,
-    RECORD,
     RECORD_SIZE,
     STEP,
     STOP,
+    records,
 )
 from envsup.launch import WorkerProcess
 from envsup.spec import WorkerSpec
@@ -101,17 +100,18 @@ class ChildProcess(Child):
         return HEADER.pack(STEP, flags, len(actions), self._number(request), len(body)) + body
 
     def _records(self, request: Request, actions: Sequence[Any]) -> bytes:
-        arena, pack, index_of = self.arena, RECORD.pack, self._locals
-        parts, pickled = [], []
-        resets = request.reset_slots or itertools.repeat(NO_RESET)
-        for proc_id, slot, reset, action in zip(request.proc_ids, request.slots, resets, actions):
-            kind = put_action(arena, slot, proc_id, action)
-            if kind == PICKLED:
-                pickled.append(self._pickle_action(action))
-            parts.append(pack(index_of[proc_id], slot, reset, kind, action if kind <= INT64 else 0))
-        if pickled:
-            parts.append(pickle.dumps(pickled))
-        return b"".join(parts)
+        arena, index_of, count = self.arena, self._locals, len(actions)
+        kinds = [put_action(arena, *which) for which in zip(request.slots, request.proc_ids, actions)]
+        fields: list[Any] = [NO_RESET] * (5 * count)
+        fields[0::5] = [index_of[proc_id] for proc_id in request.proc_ids]
+        fields[1::5] = request.slots
+        if request.reset_slots:
+            fields[2::5] = request.reset_slots
+        fields[3::5] = kinds
+        fields[4::5] = [action if kind <= INT64 else 0 for kind, action in zip(kinds, actions)]
+        body = records(count).pack(*fields)
+        pickled = [self._pickle_action(action) for kind, action in zip(kinds, actions) if kind == PICKLED]
+        return body + pickle.dumps(pickled) if pickled else body
 
     def _pickle_action(self, action: Any) -> bytes:
         try:

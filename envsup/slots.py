@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 import numpy as np
 
@@ -35,11 +35,14 @@ class Slots:
         if self.arena is None:
             return -1, -1 if resets else NO_RESET
         if self.copies:
-            blocked, candidates, reset_candidates = env.busy, _STEP_SLOTS, _RESET_SLOTS
+            if not env.busy:
+                env.busy = 1
+                return 0, 1 if resets else NO_RESET
+            blocked, reset_candidates = env.busy, _RESET_SLOTS
         else:
             env.held &= env.ready_bit
-            blocked, candidates, reset_candidates = env.busy | env.held, _STEP_SLOTS, _VIEW_RESET_SLOTS
-        slot = _first_free(blocked, candidates)
+            blocked, reset_candidates = env.busy | env.held, _VIEW_RESET_SLOTS
+        slot = _first_free(blocked, _STEP_SLOTS)
         if slot >= 0:
             env.busy |= 1 << slot
             blocked |= 1 << slot
@@ -155,10 +158,11 @@ class RoundReader:
                 leaf[...] = block[0]
         self._rewards[...] = self._source
 
-    def expected(self, env: EnvRecord) -> int:
-        """``code & PARTS`` of the reply to the step that is in flight, if it is an ordinary one."""
-        slot = 0 if self._copies or env.busy & 1 else 1
-        return slot << 8 | self._form
+    def expected(self, envs: Sequence[EnvRecord]) -> list[int]:
+        """For each environment ``code & PARTS`` of the reply to the step in flight, if it is an ordinary one."""
+        if self._copies:
+            return [self._form] * len(envs)
+        return [(0 if env.busy & 1 else 1) << 8 | self._form for env in envs]
 
     def parts(self, env_id: int, expected: int) -> tuple[Any, Array, Array, Array]:
         """(observation, reward, done, env_id) of an environment whose reply is what was expected."""
