@@ -79,6 +79,7 @@ class Listener(Protocol):
     """Who is told of what comes from the workers."""
 
     clock: Callable[[], float]
+    _lock: Any
 
     def on_step(self, child: "Child", request: Request, status: int, rest: Any = None) -> None:
         """The only step of a request is answered and did not end the episode; ``rest`` is what is not in the arena."""
@@ -236,6 +237,10 @@ class Child(ABC):
 
     def restart(self) -> None:
         """End the worker and start a new one.  What the old one owed is reported as lost."""
+        with self.listener._lock:
+            self._restart()
+
+    def _restart(self) -> None:
         error = WorkerDied(f"{self.describe()} was restarted", self.proc_ids)
         self.kill()
         self.listener.on_restart(self, self.take_open(), error)
@@ -287,8 +292,8 @@ class Child(ABC):
         if not opened:
             if request.timeout is not None:
                 self._start_clock(request)
-        elif opened[-1].expired:
-            self._start_clock(request, opened[-1])
+        elif opened[0].expired:
+            self._start_clock(request, opened[0])
         opened.append(request)
 
     def _start_clock(self, request: Request, stuck_behind: Optional[Request] = None) -> None:
@@ -306,6 +311,9 @@ class Child(ABC):
         request.answered += count
         if request.answered == len(request.proc_ids):
             self.open.popleft()
+            if request.expired:
+                for later in self.open:
+                    later.deadline = None  # The worker is back, and goes through them one by one.
             if self.open:
                 self._run_next_clock()
         elif request.deadline is not None and not request.expired:
@@ -337,15 +345,22 @@ class Child(ABC):
         self._run_next_clock()
 
     def expire(self, request: Request) -> None:
-        """Give a request up: its reply will be dropped."""
-        request.expired = True
-        self._run_next_clock(request)
+        """Give a request up: its reply will be dropped.
 
-    def _run_next_clock(self, stuck_behind: Optional[Request] = None) -> None:
+        If the worker is stuck in it, all requests behind it have their own time from now on.
+        """
+        request.expired = True
+        if self.open[0] is not request:
+            return
+        for later in self.open:
+            if not later.expired:
+                self._start_clock(later, request)
+
+    def _run_next_clock(self) -> None:
         for request in self.open:
             if not request.expired:
                 if request.deadline is None:
-                    self._start_clock(request, stuck_behind)
+                    self._start_clock(request)
                 return
 
     def take_open(self) -> list[Request]:

@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
+from operator import itemgetter
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.arena import DONE, Array
+from envsup.arena import Array
 from envsup.env_record import EnvRecord
-from envsup.lifecycle import EnvState
 from envsup.ready import ReadyObservations
 from envsup.slots import RoundReader, Slots
 from envsup.spaces import ABSENT, assemble, strip
+from envsup.values import copy_value
+from envsup.waiting import Waiting
 
 Result = Union[int, tuple[int, int, Any], BaseException]
 """The answer to a step: slot << 8 | status if all of it is in the arena, (slot, status, rest), or why there is none."""
 
 
-class _Columns(NamedTuple):
-    obs: Any
-    reward: Array
-    done: Array
-    infos: list[dict[Any, Any]]
-    env_id: Array
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
-class StepArrays(_Columns):
+class StepArrays(tuple[Any, ...]):
     """The answers to ``step_arrays``: a tuple ``(obs, reward, done, infos, env_id)`` of n rows, and a mask.
 
     Attributes:
         obs: ``(n, ...)``, of the dtype and shape that the observation space declares; dicts and tuples of such arrays
             for Dict and Tuple spaces.  An array of objects where rows differ in dtype or shape.
-        reward: float64 ``(n,)``; ``(n, ...)`` where environments return arrays.
+        reward: float64 ``(n,)``; ``(n, ...)`` of their own dtype where environments return arrays.
         done: bool ``(n,)``.
         infos: the info of each environment, as it was returned.
         env_id: int64 ``(n,)``.
@@ -40,6 +37,21 @@ class StepArrays(_Columns):
     """
 
     failed: Array
+    obs = property(itemgetter(0))
+    reward = property(itemgetter(1))
+    done = property(itemgetter(2))
+    infos = property(itemgetter(3))
+    env_id = property(itemgetter(4))
+
+    def __new__(
+        cls, obs: Any, reward: Array, done: Array, infos: list[dict[Any, Any]], env_id: Array, failed: Array
+    ) -> "StepArrays":
+        self = super().__new__(cls, (obs, reward, done, infos, env_id))
+        self.failed = failed
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StepArrays, (*self, self.failed)
 
 
 class Collector:
@@ -47,7 +59,8 @@ class Collector:
 
     Arguments:
         slots: to read them from.
-        envs, states, ready: of the supervisor; the newest observations are noted in ``ready``.
+        envs, ready: of the supervisor; the newest observations are noted in ``ready``.
+        owner: the call; an environment whose latest reply is not one to it has been stepped or reset since.
         env_ids: the environments that step, in the order of what is returned.
     """
 
@@ -55,22 +68,23 @@ class Collector:
         self,
         slots: Slots,
         envs: Sequence[EnvRecord],
-        states: Mapping[int, EnvState],
         ready: ReadyObservations,
+        owner: Waiting,
         env_ids: Sequence[int],
     ) -> None:
         self._slots = slots
         self._envs = envs
-        self._states = states
+        self.owner = owner
         self._ready = ready
-        self._env_ids = env_ids
+        self.env_ids = env_ids
         self._reader: Optional[RoundReader] = None
+        self._outdated: set[int] = set()
 
     def _parts(self, env_id: int, result: Union[int, tuple[int, int, Any]]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
         slot, status, extra = (result >> 8, result & 0xFF, None) if isinstance(result, int) else result
         parts = self._slots.timestep(self._envs[env_id], slot, status, extra)
-        if not status & DONE or self._states.get(env_id) is not EnvState.RUN:  # Else it has been reset.
+        if self._envs[env_id].latest is self.owner:
             self._ready[env_id] = parts[0]
         return parts
 
@@ -81,17 +95,20 @@ class Collector:
         """
         reader, envs, ready = self._reader, self._envs, self._ready
         if reader is None:
-            return [False] * len(self._env_ids)
+            return [False] * len(self.env_ids)
         reader.fill()
-        release, mask = reader.release, reader.PARTS
+        release, mask, owner = reader.release, reader.PARTS, self.owner
         found = []
-        for row, (env_id, expected) in enumerate(zip(self._env_ids, codes)):
+        for row, (env_id, expected) in enumerate(zip(self.env_ids, codes)):
             result = results[env_id]
             usual = type(result) is int and result & mask == expected
             found.append(usual)
             if usual:
-                release(envs[env_id], expected >> 8)
-                if observations:
+                env = envs[env_id]
+                release(env, expected >> 8)
+                if env.latest is not owner:
+                    self._outdated.add(env_id)
+                elif observations:
                     ready[env_id] = observations[row]
         return found
 
@@ -99,11 +116,15 @@ class Collector:
         block = None if self._reader is None else self._reader.block
         if block is None or not any(usual):
             return
-        if len(usual) == len(block) and all(usual):
+        if len(usual) == len(block) and all(usual) and not self._outdated:
             self._ready.set_rows(block)
         else:
-            rows = {env_id for env_id, is_row in zip(self._env_ids, usual) if is_row}
+            rows = {env_id for env_id, is_row in zip(self.env_ids, usual) if is_row} - self._outdated
             self._ready.set_rows(block, [i for i in range(len(block)) if i not in rows])
+
+    def collect(self, results: Mapping[int, Result]) -> Any:
+        """What the step returns, when all replies are there."""
+        raise NotImplementedError
 
 
 class TimestepCollector(Collector):
@@ -115,15 +136,15 @@ class TimestepCollector(Collector):
         ``maker`` is the module that makes trees.
         """
         self._maker = maker
-        self._reader = reader = self._slots.open_round(len(self._env_ids))
+        self._reader = reader = self._slots.open_round(len(self.env_ids))
         self._codes: list[int] = []
         self._timesteps: list[Any] = []
         self._observations: list[Any] = []
         if reader is None:
             return
         make, parts = maker.timestep, reader.parts
-        self._codes = reader.expected([self._envs[i] for i in self._env_ids])
-        for env_id, expected in zip(self._env_ids, self._codes):
+        self._codes = reader.expected([self._envs[i] for i in self.env_ids])
+        for env_id, expected in zip(self.env_ids, self._codes):
             obs, reward, done, index = parts(env_id, expected)
             self._timesteps.append(make(obs, reward, done, None, index))
             if reader.block is None:
@@ -135,7 +156,7 @@ class TimestepCollector(Collector):
         timesteps = self._timesteps or [None] * len(usual)
         for row, is_row in enumerate(usual):
             if not is_row:
-                timesteps[row] = self._timestep(self._env_ids[row], results)
+                timesteps[row] = self._timestep(self.env_ids[row], results)
         self._note_rows(usual)
         return timesteps
 
@@ -153,11 +174,11 @@ class ArrayCollector(Collector):
     def prepare(self) -> None:
         """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
         self._last_good = self._ready.snapshot()
-        self._reader = reader = self._slots.open_round(len(self._env_ids), copies=True)
-        self._codes = [] if reader is None else reader.expected([self._envs[i] for i in self._env_ids])
+        self._reader = reader = self._slots.open_round(len(self.env_ids), copies=True)
+        self._codes = [] if reader is None else reader.expected([self._envs[i] for i in self.env_ids])
         self._rows: list[Any] = []
         if reader is not None and reader.block is None:
-            self._rows = [reader.observation(env_id, 0) for env_id in self._env_ids]
+            self._rows = [reader.observation(env_id, 0) for env_id in self.env_ids]
 
     def collect(self, results: Mapping[int, Result]) -> StepArrays:
         """The arrays, when all replies are there."""
@@ -168,14 +189,12 @@ class ArrayCollector(Collector):
         values: dict[int, tuple[Any, Any]] = {}
         for row, is_row in enumerate(usual):
             if not is_row:
-                values[row], done[row], infos[row] = self._row(self._env_ids[row], results)
-                failed[row] = isinstance(results[self._env_ids[row]], BaseException)
+                values[row], done[row], infos[row] = self._row(self.env_ids[row], results)
+                failed[row] = isinstance(results[self.env_ids[row]], BaseException)
         self._note_rows(usual)
-        table = _Table(self._reader, self._env_ids) if self._reader is not None and any(usual) else None
+        table = _Table(self._reader, self.env_ids) if self._reader is not None and any(usual) else None
         obs, reward = _filled(table, values, count)
-        arrays = StepArrays(obs, reward, done, infos, np.array(self._env_ids))
-        arrays.failed = failed
-        return arrays
+        return StepArrays(obs, reward, done, infos, np.array(self.env_ids), failed)
 
     def _row(self, env_id: int, results: Mapping[int, Result]) -> tuple[tuple[Any, Any], bool, dict[Any, Any]]:
         """((observation, reward), done, info) of a row that is not read as it is."""
@@ -206,7 +225,7 @@ class _Table:
                 part[...] = 0
         elif strip(self._root, obs, rows) is not ABSENT:
             return False
-        if np.shape(0 if reward is None else reward) not in ((), self.reward.shape[1:]):
+        if reward is not None and not _has_form_of(self.reward, reward):
             return False
         self.reward[row] = 0 if reward is None else reward
         return True
@@ -216,13 +235,19 @@ class _Table:
         return assemble(self._root, [leaf[row, ...] for leaf in self._leaves]), self.reward[row, ...]
 
 
+def _has_form_of(rewards: Array, reward: Any) -> bool:
+    """Whether a reward is as one of ``rewards``: a number, or an array of the same dtype and shape."""
+    if rewards.ndim == 1:
+        return isinstance(reward, _NUMBERS) or (isinstance(reward, np.ndarray) and reward.shape == ())
+    return isinstance(reward, np.ndarray) and (reward.dtype, reward.shape) == (rewards.dtype, rewards.shape[1:])
+
+
 def _filled(table: Optional[_Table], values: Mapping[int, tuple[Any, Any]], count: int) -> tuple[Any, Any]:
     """The observations and the rewards of ``count`` rows: those of ``table``, but for those that ``values`` has."""
     if table is not None and all(table.put(row, *value) for row, value in values.items()):
         return table.obs, table.reward
     rows = [values[row] if table is None or row in values else table.row(row) for row in range(count)]
-    rewards = [0.0 if reward is None else reward for _, reward in rows]
-    return stack([obs for obs, _ in rows]), stack_rewards(rewards)
+    return stack([obs for obs, _ in rows]), stack_rewards([reward for _, reward in rows])
 
 
 def stack(values: Sequence[Any]) -> Any:
@@ -232,23 +257,21 @@ def stack(values: Sequence[Any]) -> Any:
         return {key: stack([value[key] for value in values]) for key in first}
     if isinstance(first, tuple) and all(isinstance(v, tuple) and len(v) == len(first) for v in values):
         return tuple(stack(items) for items in zip(*values))
-    if isinstance(first, (np.ndarray, np.generic, int, float)):
+    if all(isinstance(value, (np.ndarray, *_NUMBERS)) for value in values):
         arrays = [np.asarray(value) for value in values]
         if len({(array.dtype, array.shape) for array in arrays}) == 1:
             return np.stack(arrays)
     objects = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
-        objects[row] = value
+        objects[row] = copy_value(value)
     return objects
 
 
 def stack_rewards(rewards: Sequence[Any]) -> Array:
-    """Rewards in one array: float64 if they are numbers."""
-    if all(np.ndim(reward) == 0 for reward in rewards):
-        return np.array(rewards, dtype=np.float64)
-    shape = next(np.shape(reward) for reward in rewards if np.ndim(reward))
-    try:
-        return np.stack([np.broadcast_to(reward, shape) for reward in rewards])
-    except ValueError:
-        found: Array = stack(rewards)
-        return found
+    """Rewards in one array: float64 if they are numbers.  None stands for nothing, which is 0."""
+    found = [reward for reward in rewards if reward is not None]
+    if all(isinstance(r, _NUMBERS) or (isinstance(r, np.ndarray) and r.shape == ()) for r in found):
+        return np.array([0.0 if reward is None else float(reward) for reward in rewards])
+    nothing = np.zeros_like(found[0])
+    stacked: Array = stack([nothing if reward is None else reward for reward in rewards])
+    return stacked

@@ -11,8 +11,13 @@ from envsup.waiting import Waiting
 
 
 class EnvPayload(RecvPayload):
-    """A reply for ``recv``: what it does to the state of its environment is done when it is delivered."""
+    """A reply for ``recv``: what it does to the state of its environment is done when it is delivered.
 
+    Attributes:
+        slot: the slot that its observation is a view of, negative for none.
+    """
+
+    slot = -1
     event: Optional[Event] = None
     observation: Any = None
     number: int = 0
@@ -24,6 +29,7 @@ class EnvRecord:
     Attributes:
         busy: bits of the arena's slots that a request in flight may fill.
         held: bits of the slots that views given to the user refer to (copy_on_get=False only).
+        unread: bits of those of them that only replies refer to which wait to be received.
         ready_bit: the bit of the slot of its newest observation.
         tries: failed resets in a row.
         recovering: whether a failure is being recovered from.
@@ -32,6 +38,7 @@ class EnvRecord:
         deliver: whether ``recv`` is to return its observation.
         retry: when to try again, and how.
         waiting_steps: steps that were sent meanwhile.
+        latest: whose reply its newest observation came with: the call, the request or the payload.
         lost: why its episode was lost while no request was open; the next step says so.
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
@@ -50,25 +57,28 @@ class EnvRecord:
         "env_id",
         "held",
         "joiners",
+        "latest",
         "prepare_error",
         "ready_bit",
         "recovery",
         "retry",
         "special",
         "tries",
+        "unread",
         "waiting_steps",
     )
 
     def __init__(self, env_id: int, child: Child) -> None:
         self.env_id = env_id
         self.child = child
-        self.busy = self.held = self.ready_bit = 0
+        self.busy = self.held = self.ready_bit = self.unread = 0
         self.tries = 0
         self.recovery: Optional[Request] = None
         self.joiners: list[Waiting] = []
         self.deliver = False
         self.retry: Optional[tuple[float, Action]] = None
         self.waiting_steps: list[tuple[Request, Any]] = []
+        self.latest: Any = None
         self.prepare_error: Optional[Exception] = None
         self.applied = 0
         self.special = False

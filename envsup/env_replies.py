@@ -82,8 +82,9 @@ class EnvReplies(Supervisor):
         if owner is None or owner.abandoned or self._inbox.payloads:
             self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
             return
-        slot = request.slots[0]
-        owner.results[request.proc_ids[0]] = slot << 8 | status if rest is None else (slot, status, rest)
+        slot, env_id = request.slots[0], request.proc_ids[0]
+        self._envs[env_id].latest = owner
+        owner.results[env_id] = slot << 8 | status if rest is None else (slot, status, rest)
         owner.pending -= 1
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
@@ -96,6 +97,7 @@ class EnvReplies(Supervisor):
             self._outdate(env_ids)
         for env_id, slot, status in zip(env_ids, slots, statuses):
             if plain and not status & _UNUSUAL:
+                self._envs[env_id].latest = owner
                 owner.results[env_id] = slot << 8 | status
                 owner.pending -= 1
             else:
@@ -131,11 +133,12 @@ class EnvReplies(Supervisor):
             self._deliver_step(env, request, slot, status, extra)
         else:
             owner.results[env_id] = slot << 8 | status if extra is None else (slot, status, extra)
+            env.latest = owner
             owner.pending -= 1
             if status & DONE:
                 self._env_states[env_id] = EnvState.DONE
             if owner.abandoned:
-                self._apply_step(env, slot, status, extra)
+                self._apply_step(env, owner, slot, status, extra)
         if status & DONE:
             self._env_episode_count[env_id] += 1
             self._ended(env, owner, auto_reset)
@@ -151,16 +154,17 @@ class EnvReplies(Supervisor):
         elif owner is not None:
             owner.add()
 
-    def _apply_step(self, env: EnvRecord, slot: int, status: int, extra: Any) -> None:
+    def _apply_step(self, env: EnvRecord, owner: Waiting, slot: int, status: int, extra: Any) -> None:
         """A step whose caller has gone away: only its effect on the state remains."""
         obs = self._slots.timestep(env, slot, status, extra)[0]
-        if not (status & DONE and self._env_states.get(env.env_id) is EnvState.RUN):  # Else a reset came after it.
+        if env.latest is owner:
             self._ready_obs[env.env_id] = obs
 
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
         obs, reward, done, info = self._slots.timestep(env, slot, status, extra)
         data = self._maker.timestep(obs, reward, done, info, env.env_id)
-        self._deliver(env.env_id, request, data, Event.ENDED if status & DONE else Event.STEPPED, observation=obs)
+        event = Event.ENDED if status & DONE else Event.STEPPED
+        self._deliver(env.env_id, request, data, event, observation=obs, slot=slot)
 
     def _deliver(
         self,
@@ -170,6 +174,7 @@ class EnvReplies(Supervisor):
         event: Optional[Event],
         observation: Any = None,
         error: Optional[Exception] = None,
+        slot: int = -1,
     ) -> None:
         """Leave a reply for ``recv``."""
         sent = request.payload
@@ -177,17 +182,24 @@ class EnvReplies(Supervisor):
         req_id = sent.req_id if sent is not None else f"{env_id}.{self._number}"
         payload = EnvPayload(env_id, req_id, request.method, data, error)
         payload.event, payload.observation, payload.number = event, observation, self._number
+        payload.slot = slot
+        self._slots.note_unread(self._envs[env_id], slot)
         self._inbox.put(payload)
         self._wake()
 
     def _delivered(self, payload: RecvPayload) -> None:
         if isinstance(payload, EnvPayload) and payload.event is not None:
             env = self._envs[payload.proc_id]
+            self._slots.note_read(env, payload.slot)
             if payload.number > env.applied:
                 env.applied = payload.number
                 self.change_state(payload)
-                if payload.observation is not None:
-                    self._ready_obs[payload.proc_id] = payload.observation
+                if payload.event is not Event.FAILED:
+                    self._note_observation(env, payload.observation, payload)
+
+    def _note_observation(self, env: EnvRecord, obs: Any, source: Any) -> None:
+        self._ready_obs[env.env_id] = obs
+        env.latest = source
 
     def change_state(self, payload: RecvPayload) -> None:
         """Set the state of an environment to what follows from a reply."""
@@ -227,10 +239,11 @@ class EnvReplies(Supervisor):
             if not deliver:
                 owner = SILENT
         if deliver:
-            self._deliver(env.env_id, request, self._maker.tree(obs), Event.STARTED, observation=obs)
+            data, slot = self._maker.tree(obs), request.slots[0]
+            self._deliver(env.env_id, request, data, Event.STARTED, observation=obs, slot=slot)
         else:
             self._set_state(env, Event.STARTED)
-            self._ready_obs[env.env_id] = obs
+            self._note_observation(env, obs, request)
             owner.settle()
         self._send_waiting_steps(env)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -43,12 +43,13 @@ class EnvRequests(EnvReplies):
         A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
         step has a time limit of its own.
         """
-        batches, waiting = self._batches(env_ids, actions, owner, payload)
         eager = owner is None or self._step_timeout is not None
-        frames: Iterable[Any] = (child.pack_steps(request, steps, eager) for child, request, steps in batches)
+        batches: list[tuple[Child, Request, Sequence[Any]]] = []
         try:
+            waiting = self._batch(env_ids, actions, owner, payload, batches)
+            frames: Iterator[Any] = (child.pack_steps(request, steps, eager) for child, request, steps in batches)
             if not _NUMBERS.issuperset(map(type, actions)):  # Numbers can always be sent: the first may be on its way.
-                frames = list(frames)
+                frames = iter(list(frames))
             held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
         except BaseException:
             self._free_unsent(batches)
@@ -57,12 +58,12 @@ class EnvRequests(EnvReplies):
             owner.add(len(env_ids))
             owner.expect(len(batches))
         now = self.clock()
-        child = None
         try:
-            for (child, request, _), frame in zip(batches, frames):
-                child.send_steps(request, frame, now)
+            for child, request, _ in batches:
+                child.send_steps(request, next(frames), now)
         except BaseException:
-            self._suspect(child)
+            if request.sent_at:
+                self._suspect(child)
             self._free_unsent(batches)
             raise
         for (env, request, _), frame in zip(waiting, held):
@@ -74,13 +75,17 @@ class EnvRequests(EnvReplies):
                 for env_id, slot in zip(request.proc_ids, request.slots):
                     self._slots.free(self._envs[env_id], slot)
 
-    def _batches(
-        self, env_ids: Sequence[int], actions: Sequence[Any], owner: Optional[Waiting], payload: Optional[SendPayload]
-    ) -> tuple[list[tuple[Child, Request, Sequence[Any]]], list[tuple[EnvRecord, Request, Any]]]:
-        """The steps that are to be sent, by worker, and those of environments that cannot take one now."""
+    def _batch(
+        self,
+        env_ids: Sequence[int],
+        actions: Sequence[Any],
+        owner: Optional[Waiting],
+        payload: Optional[SendPayload],
+        batches: list[tuple[Child, Request, Sequence[Any]]],
+    ) -> list[tuple[EnvRecord, Request, Any]]:
+        """Put the steps that are to be sent into ``batches``, by worker; returns those that cannot be sent now."""
         envs, take_slots = self._envs, self._slots.take_for_step
         timeout, reset_timeout = self._step_timeout, self._reset_timeout
-        batches: list[tuple[Child, Request, Sequence[Any]]] = []
         waiting: list[tuple[EnvRecord, Request, Any]] = []
         groups: dict[Child, tuple[list[int], list[int], list[int], list[Any]]] = {}
         may_reset = owner is not None and self._auto_reset
@@ -107,7 +112,7 @@ class EnvRequests(EnvReplies):
                 slots.append(slot)
                 reset_slots.append(reset_slot)
                 steps.append(action)
-        return batches, waiting
+        return waiting
 
     def _resets_itself(self, env_id: int) -> bool:
         """Whether the worker may reset an environment when its episode ends: that saves a way there and back."""

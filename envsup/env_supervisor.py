@@ -24,7 +24,7 @@ from envsup.arguments import (
     timeout_of,
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
-from envsup.collect import ArrayCollector, StepArrays, TimestepCollector
+from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -119,6 +119,7 @@ class EnvSupervisor(EnvView):
         self._envs_per_child = positive_int_or_auto("envs_per_child", envs_per_child)
         self._env_fn = factories_of(env_fn)
         self._arena: Optional[Arena] = None
+        self._rounds = 0
         self._create_env_ref()
         hosted = [Hosted(i, EnvironmentFactory(factory, i)) for i, factory in enumerate(self._env_fn)]
         for first in range(0, len(hosted), self._envs_per_child):
@@ -309,9 +310,9 @@ class EnvSupervisor(EnvView):
                 self._send_steps(env_ids, to_send, None)
                 return None
             owner = Waiting()
-            collector = TimestepCollector(self._slots, self._envs, self._env_states, self._ready_obs, env_ids)
-            self._run_round(env_ids, to_send, owner, partial(collector.prepare, maker))
-            return collector.collect(owner.results)
+            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, owner, env_ids)
+            timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
+            return timesteps
 
     def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
         """Step environments, and reset those whose episode is done, as a blocking ``step`` does; returns arrays.
@@ -339,9 +340,9 @@ class EnvSupervisor(EnvView):
             else:
                 ids, to_send = self._paired(actions, env_ids)
             owner = Waiting()
-            collector = ArrayCollector(self._slots, self._envs, self._env_states, self._ready_obs, ids)
-            self._run_round(ids, to_send, owner, collector.prepare)
-            return collector.collect(owner.results)
+            collector = ArrayCollector(self._slots, self._envs, self._ready_obs, owner, ids)
+            arrays: StepArrays = self._run_round(to_send, collector, collector.prepare)
+            return arrays
 
     def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
         ids = list(self._check_ids(dict.fromkeys(env_ids)))
@@ -349,6 +350,8 @@ class EnvSupervisor(EnvView):
             raise ValueError("actions are a sequence if env_ids are given, not a mapping")
         if len(ids) < len(env_ids):
             raise ValueError(f"an environment is named twice in {list(env_ids)}")
+        if not hasattr(actions, "__len__"):
+            raise ValueError(f"actions are a sequence, not {type(actions).__name__}")
         if len(actions) != len(ids):
             raise ValueError(f"{len(actions)} actions for {len(ids)} environments")
         assert ids, "There is no action."
@@ -372,22 +375,28 @@ class EnvSupervisor(EnvView):
             ids = range(self.env_num)
         return ids, list(actions)
 
-    def _run_round(
-        self, env_ids: Sequence[int], actions: Sequence[Any], owner: Waiting, prepare: Callable[[], None]
-    ) -> None:
-        """Send steps, ``prepare()`` while the workers are at it, and wait for all of them."""
+    def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
+        """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
+        owner = collector.owner
+        self._rounds += 1
         try:
-            self._send_steps(env_ids, actions, owner)
+            self._send_steps(collector.env_ids, actions, owner)
             prepare()
             owner.send_held()
+            self._wait(owner.is_settled)
+            return collector.collect(owner.results)
         except BaseException:
             self._abandon(owner)
+            if self._rounds == 1:  # Nobody else has replies to read.
+                for env in self._envs:
+                    self._slots.reclaim(env)
             raise
-        self._wait_for(owner)
+        finally:
+            self._rounds -= 1
 
     def _wait_for(self, owner: Waiting) -> None:
         try:
-            self._wait(lambda: owner.pending <= 0)
+            self._wait(owner.is_settled)
         except BaseException:
             self._abandon(owner)
             raise
@@ -395,13 +404,16 @@ class EnvSupervisor(EnvView):
     def _abandon(self, owner: Waiting) -> None:
         """The call was cut short: what it would have returned still counts for the states."""
         owner.abandoned = True
-        owner.send_held()
+        if not owner.sending:
+            owner.send_held()
+        for child in owner.drop_held():
+            self._suspect(child)
         if self._running:
             for env_id, result in list(owner.results.items()):
                 if isinstance(result, int):
                     result = result >> 8, result & 0xFF, None
                 if isinstance(result, tuple):
-                    self._apply_step(self._envs[env_id], *result)
+                    self._apply_step(self._envs[env_id], owner, *result)
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.

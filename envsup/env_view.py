@@ -90,7 +90,8 @@ class EnvView(RecoveringSupervisor):
     @property
     def done(self) -> bool:
         """Whether every environment is DONE."""
-        return all(self.env_state_done(i) for i in range(self.env_num))
+        with self._lock:
+            return all(self.env_state_done(i) for i in range(self.env_num))
 
     @property
     def env_states(self) -> dict[int, EnvState]:
@@ -101,8 +102,9 @@ class EnvView(RecoveringSupervisor):
         """Whether an environment is DONE and no automatic reset of it is in flight."""
         if self._env_states.get(env_id) is not EnvState.DONE:
             return False
-        env = self._envs[env_id]
-        resetting = any(r.method == "reset" and env_id in r.proc_ids and not r.expired for r in env.child.open)
+        with self._lock:
+            env = self._envs[env_id]
+            resetting = any(r.method == "reset" and env_id in r.proc_ids and not r.expired for r in env.child.open)
         return not (resetting or env.recovering or self._inbox.has_reset(env_id))
 
     @property
@@ -119,11 +121,12 @@ class EnvView(RecoveringSupervisor):
     def _last_called(self) -> dict[int, dict[str, float]]:
         """For each environment, when its open step and its open reset were sent; infinity if there is none."""
         called = {i: {"step": math.inf, "reset": math.inf} for i in range(self.env_num)}
-        for child in self._children:
-            for request in child.open:
-                for env_id in request.proc_ids[request.answered :]:
-                    if request.method in ("step", "reset"):
-                        called[env_id][request.method] = request.sent_at
+        with self._lock:
+            for child in self._children:
+                for request in child.open:
+                    for env_id in request.proc_ids[request.answered :]:
+                        if request.method in ("step", "reset"):
+                            called[env_id][request.method] = request.sent_at
         return called
 
     # -- attributes and methods of the environments --

@@ -202,7 +202,7 @@ class RecoveringSupervisor(EnvRequests):
                 env.recovery = self._send_reset(env, SILENT)
 
     def _on_expired(self, child: Child, request: Request) -> None:
-        error = self._timeout_error(request)
+        error = self._timeout_error(child, request)
         if request.method == BUILD_METHOD:
             child.kill()
             self.on_lost(child, child.take_open(), error)

@@ -38,9 +38,9 @@ class Slots:
             if not env.busy:
                 env.busy = 1
                 return 0, 1 if resets else NO_RESET
-            blocked, reset_candidates = env.busy, _RESET_SLOTS
+            blocked, reset_candidates = env.busy | _promised(env), _RESET_SLOTS
         else:
-            env.held &= env.ready_bit
+            env.held &= env.ready_bit | env.unread
             blocked, reset_candidates = env.busy | env.held, _VIEW_RESET_SLOTS
         slot = _first_free(blocked, _STEP_SLOTS)
         if slot >= 0:
@@ -60,7 +60,7 @@ class Slots:
             slot = _first_free(blocked, _RESET_SLOTS)
         else:
             if by_caller:
-                env.held &= env.ready_bit
+                env.held &= env.ready_bit | env.unread
             slot = _first_free(blocked | env.held, _VIEW_RESET_SLOTS)
         self.mark(env, slot)
         return slot
@@ -70,6 +70,25 @@ class Slots:
         """The worker fills the slot."""
         if slot >= 0:
             env.busy |= 1 << slot
+
+    def note_unread(self, env: EnvRecord, slot: int) -> None:
+        """A reply that waits to be received refers to the slot: it stays as it is whatever is asked for meanwhile."""
+        if slot >= 0 and not self.copies:
+            env.unread |= 1 << slot
+
+    def note_read(self, env: EnvRecord, slot: int) -> None:
+        """The user has it now."""
+        if slot >= 0:
+            env.unread &= ~(1 << slot)
+
+    @staticmethod
+    def reclaim(env: EnvRecord) -> None:
+        """Free the slots that no request in flight refers to: whoever was to read them was interrupted."""
+        env.busy = 0
+        for request in env.child.open:
+            for env_id, slot in list(zip(request.proc_ids, request.slots))[request.answered :]:
+                if env_id == env.env_id and slot >= 0:
+                    env.busy |= 1 << slot
 
     @staticmethod
     def free(env: EnvRecord, slot: int) -> None:

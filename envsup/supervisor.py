@@ -61,8 +61,9 @@ class Supervisor:
         self._children: list[Child] = []
         self._child_of: dict[int, Child] = {}
         self._running = False
+        self._launches = 0
         self.clock: Callable[[], float] = time.monotonic
-        self._lock = threading.RLock()
+        self._lock: Any = threading.RLock()
         self._turn = threading.Condition(self._lock)
         self._polling = False
         self._sleepers = 0
@@ -223,6 +224,7 @@ class Supervisor:
             raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
 
     def _open(self) -> None:
+        self._launches += 1
         if self.TYPE_MAPPING[self._type].has_descriptors:
             self._poller, self._doorbell = make_poller(), Doorbell()
             close_in_forked_children(self._poller)
@@ -343,14 +345,18 @@ class Supervisor:
     def _on_bell(self) -> None:
         if self._doorbell is not None:
             self._doorbell.answer()
+        self._receive_from_rung()
+
+    def _receive_from_rung(self) -> None:
         rung = self._rung
         while rung:
-            child = rung.popleft()
+            child = rung[0]
             try:
                 child.receive()
             except BaseException:
                 self._suspect(child)
                 raise
+            rung.popleft()
 
     # -- waiting --
 
@@ -360,10 +366,13 @@ class Supervisor:
         One thread polls, with the lock released; others wait for what it finds.
         """
         end = math.inf if timeout is None else self.clock() + timeout
+        launches = self._launches
         polled = False
         while True:
             if self._suspects and self._running:
                 self._end_suspects()
+            if self._launches != launches:
+                raise SupervisorClosed("the supervisor was closed, and launched again")
             if ready():
                 return True
             self._raise_pending()
@@ -400,6 +409,8 @@ class Supervisor:
         """Wait for something to happen, for ``left`` seconds at most, and see to it."""
         poller = self._poller
         assert poller is not None
+        if self._rung:
+            return self._receive_from_rung()  # Its bell may have been answered by a call that was interrupted.
         if self._next_check < math.inf:
             until_check = self._next_check - self.clock()
             left = until_check if left is None else min(left, until_check)
@@ -488,16 +499,20 @@ class Supervisor:
 
     def _on_expired(self, child: Child, request: Request) -> None:
         """A request was not answered in time."""
-        error = self._timeout_error(request)
+        error = self._timeout_error(child, request)
         if request.method != BUILD_METHOD:
             return self._on_failed(request, error)
         child.kill()
         self.on_lost(child, child.take_open(), error)
 
-    def _timeout_error(self, request: Request) -> TimeoutError:
+    def _timeout_error(self, child: Child, request: Request) -> TimeoutError:
         ids = ", ".join(map(str, request.proc_ids[request.answered :][:1]))
         what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
-        return TimeoutError(f"environment {ids} {what} within {request.timeout} s")
+        message = f"environment {ids} {what} within {request.timeout} s"
+        first = child.open[0] if child.open else request
+        if first is not request and first.expired:
+            message += f", as its worker has not come back from {first.method} of environment {first.proc_ids[0]}"
+        return TimeoutError(message)
 
     # -- calls that wait for their own replies --
 

@@ -5,7 +5,6 @@ A thread cannot be ended from outside: one that is stuck is abandoned with what 
 
 from __future__ import annotations
 
-import copy
 import queue
 import threading
 import weakref
@@ -13,16 +12,13 @@ from collections import deque
 from functools import partial
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
-import numpy as np
-
 from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
+from envsup.values import copy_value
 from envsup.waiting import Waiting
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
-
-_ATOMS = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 class _Task(NamedTuple):
@@ -49,7 +45,8 @@ class _Life:
         hosted = [Hosted(h.proc_id, h.init) for h in child.hosted]
         arguments = (weakref.ref(child), hosted, self.tasks, self.replies)
         self.thread = threading.Thread(target=_serve, args=arguments, name=child.name(), daemon=True)
-        weakref.finalize(child, self.tasks.put, _Task(STOP, work=CLOSE_ALL)).atexit = False
+        self.finalizer = weakref.finalize(child, self.tasks.put, _Task(STOP, work=CLOSE_ALL))
+        self.finalizer.atexit = False
 
 
 class _Answers:
@@ -141,25 +138,6 @@ def describe_here(error: BaseException) -> BaseException:
     return error
 
 
-def copy_value(value: Any) -> Any:
-    """A copy that shares no array and no container with ``value``; what cannot be copied is passed on as it is."""
-    kind = type(value)
-    if kind is np.ndarray and value.dtype != object:
-        return value.copy()
-    if isinstance(value, _ATOMS):
-        return value
-    if kind is dict:
-        return {key: copy_value(item) for key, item in value.items()}
-    if kind is tuple:
-        return tuple([copy_value(item) for item in value])
-    if kind is list:
-        return [copy_value(item) for item in value]
-    try:
-        return copy.deepcopy(value)
-    except Exception:
-        return value
-
-
 class ChildThread(Child):
     """A worker thread."""
 
@@ -207,7 +185,7 @@ class ChildThread(Child):
             super().send_steps(request, packed, now)
         else:
             self._enter(request)
-            held.append(partial(self._current.tasks.put, packed))
+            held.append((self, partial(self._current.tasks.put, packed)))
 
     def _post(self, packed: _Task) -> None:
         if self._current is not None:
@@ -219,6 +197,8 @@ class ChildThread(Child):
             self._report(*life.replies.popleft())
 
     def _report(self, kind: int, seq: int, data: Any) -> None:
+        if seq and (not self.open or self.open[0].seq != seq):
+            return  # Of a request that an interrupt has cut off.
         if kind == STEP:
             statuses = bytes([status for status, _ in data])
             request = self.answer_steps(statuses)
@@ -245,10 +225,11 @@ class ChildThread(Child):
     def kill(self) -> None:
         """Abandon the thread; if it is not stuck, it leaves when it has done what it was sent."""
         if self._current is not None:
-            for request in self.open:
+            for request in list(self.open):
                 if request.owner is not None:
                     self.listener.ring(self, request.owner.arrive())
             self._current.tasks.put(_Task(STOP))
+            self._current.finalizer.detach()
             self._current = None
             self.alive = False
 
@@ -264,6 +245,7 @@ class ChildThread(Child):
         self._current.thread.join(0)
         if self._current.thread.is_alive():
             return False
+        self._current.finalizer.detach()
         self._current = None
         self.alive = False
         return True

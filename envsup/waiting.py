@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+from collections import deque
 from typing import Any, Callable, Optional, Protocol
 
 from envsup.parent_ends import close_in_forked_children
@@ -18,17 +19,20 @@ class Waiting:
         results: those that have been read, by environment.
         error: what it is to raise.
         abandoned: whether it was cut short; then only the effects of its replies count.
-        held: what sends requests that are better sent all at once, right before waiting; None from then on.
+        held: (worker, what sends its request) of requests that are better sent all at once, right before waiting; None
+            from then on.
+        sending: whether sending them has begun.
     """
 
-    __slots__ = ("_arrivals", "_expected", "abandoned", "error", "held", "pending", "results")
+    __slots__ = ("_arrivals", "_expected", "abandoned", "error", "held", "pending", "results", "sending")
 
     def __init__(self) -> None:
         self.pending = 0
         self.results: dict[Any, Any] = {}
         self.error: Optional[BaseException] = None
         self.abandoned = False
-        self.held: Optional[list[Callable[[], Any]]] = []
+        self.held: Optional[deque[tuple[Any, Callable[[], Any]]]] = deque()
+        self.sending = False
         self._arrivals = itertools.count(1)
         self._expected = 0
 
@@ -40,11 +44,23 @@ class Waiting:
         """One reply less to wait for."""
         self.pending -= 1
 
+    def is_settled(self) -> bool:
+        """Whether all replies are there."""
+        return self.pending <= 0
+
     def send_held(self) -> None:
         """Send what was held; nothing more will be."""
+        held = self.held
+        self.sending = True
+        while held:
+            held[0][1]()
+            held.popleft()
+        self.held = None
+
+    def drop_held(self) -> list[Any]:
+        """The call was cut short before all was sent: the workers whose requests may not have been."""
         held, self.held = self.held, None
-        for send in held or ():
-            send()
+        return [worker for worker, _ in held or ()]
 
     def expect(self, requests: int) -> None:
         """Whoever waits need not be woken before ``requests`` requests are answered."""
@@ -116,12 +132,13 @@ class LockBell:
 
     def answer(self) -> None:
         self.rung = False
+        self._lock.acquire(blocking=False)
 
     def poll(self, timeout: Optional[float]) -> list[int]:
-        """See ``poller.Poller``."""
-        seconds = -1.0 if timeout is None else min(timeout, threading.TIMEOUT_MAX)
-        rung = self._lock.acquire(timeout=seconds) if seconds else self._lock.acquire(blocking=False)
-        return [self.fd] if rung else []
+        """See ``poller.Poller``.  Says so until it is answered, also after an interrupt."""
+        if not self.rung and timeout != 0:
+            self._lock.acquire(timeout=-1.0 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        return [self.fd] if self.rung else []
 
     def watch(self, fd: int, write: bool = False) -> None:
         """There is nothing else to wait for."""

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 
-from envsup.testing import Box, Gate
+from envsup.testing import Box, Discrete, Gate
 
 
 class Counter:
@@ -133,6 +133,47 @@ class Reused:
         """The array, full of the action."""
         self.array[:] = action
         return self.array, 0.0, False, self.info
+
+
+class Walk:
+    """Episodes of one to four steps, all of it by chance: two of the same seed that are acted on alike are equal.
+
+    Arguments:
+        form: "box" (rewards are floats, actions ints) or "dict" (nested; rewards are arrays, actions vectors).
+    """
+
+    def __init__(self, form: str) -> None:
+        self.form = form
+        vector = Box((2,), np.float32)
+        nested = Dict(at=vector, rest=Tuple(Box((), np.int64), Dict(flags=Box((3,), np.bool_))))
+        self.observation_space: Any = vector if form == "box" else nested
+        self.action_space: Any = Discrete(100) if form == "box" else vector
+        self.reward_space: Any = None if form == "box" else Box((1,), np.float32)
+        self.random = np.random.default_rng()
+        self.left = 0
+
+    def seed(self, seed: int, dynamic_seed: Optional[bool] = None) -> None:
+        """Begin the sequence of that seed."""
+        self.random = np.random.default_rng(seed)
+
+    def _observation(self, shift: Any) -> Any:
+        at = (self.random.normal(size=2) + shift).astype(np.float32)
+        if self.form == "box":
+            return at
+        return {"at": at, "rest": (np.array(self.random.integers(9)), {"flags": self.random.random(3) < 0.5})}
+
+    def reset(self) -> Any:
+        """Begin an episode."""
+        self.left = int(self.random.integers(1, 5))
+        return self._observation(0)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, dict[str, Any]]:
+        """Go on; one info in three says something."""
+        self.left -= 1
+        obs, drawn = self._observation(action), float(self.random.normal())
+        reward: Any = drawn if self.form == "box" else np.array([drawn], np.float32)
+        info = {"left": self.left, "drawn": {"n": drawn}} if self.random.integers(3) == 0 else {}
+        return obs, reward, self.left == 0, info
 
 
 class Late:

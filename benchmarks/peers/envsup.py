@@ -57,10 +57,10 @@ def opener(drive: Drive, method: str = "step", **options: Any) -> Callable[[Work
     return open_lane
 
 
-def group_opener(drive: Drive, method: str = "step") -> Callable[[Workload, int], Lane]:
+def group_opener(drive: Drive, method: str = "step", **options: Any) -> Callable[[Workload, int], Lane]:
     def open_lane(workload: Workload, num_envs: int) -> Lane:
         need(method)
-        return drive(launched(workload, num_envs, **grouped(workload, num_envs)), num_envs)
+        return drive(launched(workload, num_envs, **grouped(workload, num_envs), **options), num_envs)
 
     return open_lane
 
@@ -71,9 +71,10 @@ PEER = Peer(
         LaneKind("step", "sync", opener(blocking)),
         LaneKind("step, copy_on_get=False", "sync", opener(blocking, copy_on_get=False)),
         LaneKind("step, threads", "sync", opener(blocking, type_="thread"), envs_in_parent=True),
+        LaneKind("step, thread per core", "sync", group_opener(blocking, type_="thread"), envs_in_parent=True),
         LaneKind("step, worker per core", "sync", group_opener(blocking)),
-        LaneKind("step_arrays", "sync", opener(arrays, "step_arrays")),
-        LaneKind("step_arrays, worker per core", "sync", group_opener(arrays, "step_arrays")),
+        LaneKind("step_arrays", "sync", opener(arrays, "step_arrays", timesteps=False)),
+        LaneKind("step_arrays, worker per core", "sync", group_opener(arrays, "step_arrays", timesteps=False)),
         LaneKind("recv", "async", opener(replying)),
         LaneKind("recv_many", "async", opener(batching, "recv_many")),
         LaneKind("recv_many, worker per core", "async", group_opener(batching, "recv_many")),

@@ -1,0 +1,159 @@
+"""Calls that are cut short, closed or overtaken by another thread."""
+
+from __future__ import annotations
+
+import queue
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers_failures import wait_until
+from support import Make, error_of, in_thread, observation_of, receive, scripted, wait_until_waiting
+
+from envsup.errors import InvalidTimestep, SupervisorClosed
+from envsup.testing import Gate, ScriptedEnv
+from envsup.waiting import LockBell, Waiting
+
+
+def test_bell_rings_until_it_is_answered() -> None:
+    """Ctrl-C between hearing the bell and answering it silenced it for good: the next step hung."""
+    bell = LockBell()
+    bell.ring()
+    assert bell.poll(None) == [bell.fd]
+    assert bell.poll(None) == [bell.fd], "nobody has answered"
+    bell.answer()
+    assert bell.poll(0) == []
+    bell.ring()
+    bell.ring()
+    assert bell.poll(5) == [bell.fd]
+    bell.answer()
+    assert bell.poll(0.0) == []
+
+
+class _Interrupting:
+    """A queue of tasks that is interrupted once, before it has taken anything."""
+
+    def __init__(self, tasks: Any) -> None:
+        self._tasks = tasks
+        self._armed = True
+
+    def put(self, task: Any) -> None:
+        if self._armed:
+            self._armed = False
+            raise KeyboardInterrupt
+        self._tasks.put(task)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tasks, name)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_interrupt_while_a_round_is_sent_to_threads(make_local: Make, victim: int) -> None:
+    """Requests that were never sent stayed open: the next step hung, and later replies were those to the one before."""
+    sup = make_local(scripted(3, length=50))
+    sup.launch()
+    if sup._type != "thread":
+        pytest.skip("processes are sent to one by one")
+    life = sup._children[victim]._current  # type: ignore[attr-defined]
+    life.tasks = _Interrupting(life.tasks)
+    with pytest.raises(KeyboardInterrupt):
+        sup.step([1, 1, 1])
+    for action in (5, 6):
+        sup.step([action] * 3)
+    for action in (7, 8):
+        sup.step([action] * 3, block=False)
+        payloads = [p for p in receive(sup, 3) if p.method == "step"]
+        assert {float(p.data.obs[3]) for p in payloads} == {action}
+
+
+@pytest.mark.parametrize("call", ["step", "step_arrays", "recv"])
+def test_observation_of_a_call_that_was_overtaken(make_local: Make, call: str) -> None:
+    """A blocking step of another thread, when it returned at last, put back the observation of its own, older step."""
+    with Gate() as gate:
+        sup = make_local([partial(ScriptedEnv, length=50), partial(ScriptedEnv, length=50, gate=gate)])
+        sup.launch()
+        with in_thread(lambda: sup.step({0: 1, 1: "hang"})):
+            gate.wait_until_reached()
+            wait_until_waiting(sup)
+            if call == "step":
+                sup.step({0: 9})
+            elif call == "step_arrays":
+                sup.step_arrays([9], [0])
+            else:
+                sup.step({0: 9}, block=False)
+                receive(sup, 1)
+            gate.release()
+        assert observation_of(sup, 0)[1:] == [0, 2, 9]
+        assert observation_of(sup, 1)[1:] == [0, 1, 0]
+
+
+def test_those_who_wait_are_told_of_a_close_that_is_followed_by_a_launch(make_local: Make) -> None:
+    """A thread that slept while the supervisor was closed and launched again waited on in the new life, for ever."""
+    sup = make_local(scripted(1))
+    sup.launch()
+    with in_thread(sup.recv) as first, in_thread(sup.recv) as second:
+        wait_until(lambda: sup._polling and sup._sleepers == 1)
+        with sup._lock:
+            sup.close()
+            sup.launch()
+    assert [type(outcome[0]) for outcome in (first, second)] == [SupervisorClosed, SupervisorClosed]
+
+
+class _Ellipsis(ScriptedEnv):
+    def step(self, action: Any) -> Any:
+        timestep = super().step(action)
+        if action == "observation":
+            return timestep._replace(obs=...)
+        return timestep._replace(reward=...) if action == "reward" else timestep
+
+
+@pytest.mark.parametrize("what", ["observation", "reward"])
+def test_ellipsis_is_no_timestep(make_process: Make, what: str) -> None:
+    """It stands for what is in shared memory: the observation of an earlier step was taken for it."""
+    sup = make_process([_Ellipsis] * 2)
+    sup.launch()
+    if not sup._shared_memory:
+        pytest.skip("then it is as good as any value")
+    timesteps = sup.step([what, 3])
+    assert isinstance(error_of(timesteps[0]), InvalidTimestep)
+    assert timesteps[1].obs.tolist()[3] == 3
+
+
+def test_reset_that_returns_none_can_be_received(make_local: Make) -> None:
+    """The environment was in RUN, and ready_obs raised KeyError."""
+    sup = make_local([_Nothing])
+    sup.launch(block=False)
+    sup.recv()
+    assert sup.ready_obs_id == [0]
+    assert list(sup.ready_obs) == [None]
+
+
+class _Nothing(ScriptedEnv):
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        super().reset(do, **kwargs)
+
+
+def test_a_call_that_waits_for_nothing_is_settled() -> None:
+    owner = Waiting()
+    assert owner.is_settled()
+    owner.add(2)
+    owner.settle()
+    assert not owner.is_settled()
+    owner.settle()
+    assert owner.is_settled()
+
+
+def test_time_that_is_up_is_not_endless(make_local: Make) -> None:
+    """A time left below zero was taken for no limit by epoll: recv waited for the deadline of a step instead."""
+    with Gate() as gate:
+        sup = make_local([partial(ScriptedEnv, gate=gate)], step_timeout=1e6)
+        ticks = iter(np.arange(0, 1e5, 1e-3))
+        sup.clock = lambda: float(next(ticks))
+        sup.launch()
+        sup.step({0: "hang"}, block=False)
+        gate.wait_until_reached()
+        with pytest.raises(queue.Empty):
+            sup.recv(timeout=1e-4)
+        gate.release()
+        assert sup.recv().method == "step"
