@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Optional, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from envsup.errors import InvalidTimestep
 from envsup.shm import SharedMemory
 from envsup.spaces import ABSENT, Layout, Leaf, fits, is_fixed, strip
 
@@ -150,7 +149,7 @@ class ArenaWriter:
     def _reward_array(self, slot: int, reward: Any) -> int:
         """Store a reward that is what the reward space declares; returns REWARD_ARRAY, or 0 if it is not."""
         if reward is ABSENT:
-            raise InvalidTimestep("an ellipsis is no reward")
+            raise TypeError("an ellipsis is no reward")
         if self._rewards is None or type(reward) is not np.ndarray:
             return 0
         if self._reward_form != (reward.dtype, reward.shape):

@@ -19,6 +19,9 @@ Result = Union[int, tuple[int, int, Any], BaseException]
 """The answer to a step: slot << 8 | status if all of it is in the arena, (slot, status, rest), or why there is none."""
 
 
+_NOTHING: Any = object()
+"""In place of an observation or a reward that there is none of."""
+
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 
@@ -200,7 +203,7 @@ class ArrayCollector(Collector):
         """((observation, reward), done, info) of a row that is not read as it is."""
         result = results[env_id]
         if isinstance(result, BaseException):
-            return (self._last_good.raw(env_id, None), None), True, {"abnormal": True, "err": result}
+            return (self._last_good.raw(env_id, _NOTHING), _NOTHING), True, {"abnormal": True, "err": result}
         obs, reward, done, info = self._parts(env_id, result)
         return (obs, reward), bool(np.any(done)), info or {}
 
@@ -218,16 +221,16 @@ class _Table:
         self.obs: Any = assemble(self._root, leaves)
 
     def put(self, row: int, obs: Any, reward: Any) -> bool:
-        """Fill in a row; returns whether it has the form of the others.  None stands for nothing, which is 0."""
+        """Fill in a row; returns whether it has the form of the others.  _NOTHING is 0."""
         rows = [leaf[row, ...] for leaf in self._leaves]
-        if obs is None:
+        if obs is _NOTHING:
             for part in rows:
                 part[...] = 0
         elif strip(self._root, obs, rows) is not ABSENT:
             return False
-        if reward is not None and not _has_form_of(self.reward, reward):
+        if reward is not _NOTHING and not _has_form_of(self.reward, reward):
             return False
-        self.reward[row] = 0 if reward is None else reward
+        self.reward[row] = 0 if reward is _NOTHING else reward
         return True
 
     def row(self, row: int) -> tuple[Any, Any]:
@@ -247,7 +250,7 @@ def _filled(table: Optional[_Table], values: Mapping[int, tuple[Any, Any]], coun
     if table is not None and all(table.put(row, *value) for row, value in values.items()):
         return table.obs, table.reward
     rows = [values[row] if table is None or row in values else table.row(row) for row in range(count)]
-    return stack([obs for obs, _ in rows]), stack_rewards([reward for _, reward in rows])
+    return stack([None if obs is _NOTHING else obs for obs, _ in rows]), stack_rewards([reward for _, reward in rows])
 
 
 def stack(values: Sequence[Any]) -> Any:
@@ -268,10 +271,10 @@ def stack(values: Sequence[Any]) -> Any:
 
 
 def stack_rewards(rewards: Sequence[Any]) -> Array:
-    """Rewards in one array: float64 if they are numbers.  None stands for nothing, which is 0."""
-    found = [reward for reward in rewards if reward is not None]
+    """Rewards in one array: float64 if they are numbers.  _NOTHING is 0."""
+    found = [reward for reward in rewards if reward is not _NOTHING]
     if all(isinstance(r, _NUMBERS) or (isinstance(r, np.ndarray) and r.shape == ()) for r in found):
-        return np.array([0.0 if reward is None else float(reward) for reward in rewards])
+        return np.array([0.0 if reward is _NOTHING else float(reward) for reward in rewards])
     nothing = np.zeros_like(found[0])
-    stacked: Array = stack([nothing if reward is None else reward for reward in rewards])
+    stacked: Array = stack([nothing if reward is _NOTHING else reward for reward in rewards])
     return stacked

@@ -12,8 +12,6 @@ from typing import Any, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.errors import InvalidTimestep
-
 ABSENT = ...
 """Stands for a value that travelled in arrays and not in the message."""
 
@@ -125,10 +123,10 @@ def strip(node: Node, value: Any, arrays: Sequence[np.ndarray[Any, Any]]) -> Any
     """Copy the leaves of ``value`` into ``arrays``; returns ABSENT, a Partial, or ``value`` if nothing of it fits.
 
     Raises:
-        InvalidTimestep: if the value is an ellipsis, which stands for what is in the arrays.
+        TypeError: if the value is an ellipsis, which stands for what is in the arrays.
     """
     if value is ABSENT:
-        raise InvalidTimestep("an ellipsis is no observation")
+        raise TypeError("an ellipsis is no observation")
     if isinstance(node, Leaf):
         if not fits(value, node.dtype, node.shape):
             return value

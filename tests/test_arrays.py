@@ -63,9 +63,12 @@ def test_it_is_a_tuple_of_five_and_a_mask(make: Make) -> None:
     assert env_id is found.env_id
 
 
-@pytest.mark.parametrize("ids", [[0, 1, 2, 3], [3, 1, 0, 2], [2, 3], [3, 0, 1], [1]], ids=str)
-@pytest.mark.parametrize("form", ["dict", "env_ids"])
-def test_rows_are_in_the_order_of_the_actions(make_local: Make, ids: list[int], form: str) -> None:
+@pytest.mark.parametrize(
+    ("form", "ids"),
+    [*[("env_ids", ids) for ids in ([0, 1, 2, 3], [3, 1, 0, 2], [2, 3], [3, 0, 1], [1])], ("dict", [3, 0, 1])],
+    ids=str,
+)
+def test_rows_are_in_the_order_of_the_actions(make_local: Make, form: str, ids: list[int]) -> None:
     """Whether most of the environments are stepped or few, in any order."""
     sup = make_local(scripted(4))
     sup.seed(20)
@@ -389,8 +392,7 @@ def check_failed_row(sup: EnvSupervisor, found: StepArrays, error: type[Exceptio
     assert sup.step_arrays([1, 1, 1]).obs[:, 2].tolist() == [t + 1, 1, t + 1]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
-@pytest.mark.parametrize("envs_per_child", [1, 3])
+@pytest.mark.parametrize(("steps", "envs_per_child"), [(0, 1), (1, 1), (2, 1), (2, 3)])
 def test_step_that_raises(make_local: Make, steps: int, envs_per_child: int) -> None:
     sup = make_local(scripted(3, length=50), envs_per_child=envs_per_child)
     sup.launch()
@@ -634,3 +636,15 @@ def test_without_timesteps_neither_treetensor_nor_torch_is_loaded(env: str, kwar
     before, after = done.stdout.splitlines()
     assert before == ""
     assert {"treetensor", "treevalue"} <= set(after.split())
+
+
+def test_none_as_observation_or_reward_is_no_zero(make_local: Make) -> None:
+    """A row of zeros stood for it, as if it had been observed."""
+    sup = make_local([player((None, 1.0, False, {})), player((vector(1, 2), None, False, {}))])
+    sup.launch()
+    obs, reward, done, _, _ = answer = sup.step_arrays([0, 0])
+    assert obs[0] is None
+    assert obs[1].tolist() == [1, 2]
+    assert list(reward) == [1.0, None]
+    assert not done.any()
+    assert not answer.failed.any()
