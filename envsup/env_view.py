@@ -7,6 +7,8 @@ import math
 import numbers
 from typing import Any, Callable, Mapping, Sequence, Union
 
+import numpy as np
+
 from envsup.arguments import AUTO
 from envsup.child import Child
 from envsup.envs import read_attribute
@@ -79,7 +81,9 @@ class EnvView(RecoveringSupervisor):
         with self._lock:
             ids, ready = self.ready_obs_id, self._ready_obs
             stacked = ready.stacked(ids)
-            return self._maker.stack([ready[i] for i in ids]) if stacked is None else stacked
+            if isinstance(stacked, np.ndarray):
+                return stacked
+            return self._maker.stack([ready[i] for i in ids]) if stacked is None else self._maker.tree(stacked)
 
     @property
     def ready_obs_id(self) -> list[int]:

@@ -68,8 +68,11 @@ class ReadyObservations(MutableMapping[int, Any]):
         copy._block, copy._absent, copy._own = self._block, self._absent, dict(self._own)
         return copy
 
-    def stacked(self, env_ids: Sequence[int]) -> Optional[Array]:
-        """A new array of the observations of ``env_ids``, None if they are not arrays of one dtype and shape."""
+    def stacked(self, env_ids: Sequence[int]) -> Any:
+        """A new array of the observations of ``env_ids``, dicts and tuples of arrays where they are dicts and tuples.
+
+        None if they are not arrays of one dtype and shape.
+        """
         block, own = self._block, self._own
         if block is None or not env_ids or len(env_ids) < len(block) or 2 * len(own) > len(block):
             return _stack([self.raw(i, None) for i in env_ids])
@@ -81,10 +84,21 @@ class ReadyObservations(MutableMapping[int, Any]):
         return stacked
 
 
-def _stack(rows: list[Any]) -> Optional[Array]:
-    first = rows[0] if rows else None
-    if type(first) is not np.ndarray:
+def _stack(rows: Sequence[Any]) -> Any:
+    """The rows in one array, leaf by leaf; None if some do not stack."""
+    first: Any = rows[0] if rows else None
+    kind = type(first)
+    if kind is dict and all(type(row) is dict and row.keys() == first.keys() for row in rows):
+        stacked = {key: _stack([row[key] for row in rows]) for key in first}
+        return None if any(leaf is None for leaf in stacked.values()) else stacked
+    if kind is tuple and all(type(row) is tuple and len(row) == len(first) for row in rows):
+        items = tuple(_stack(column) for column in zip(*rows))
+        return None if any(leaf is None for leaf in items) else items
+    if kind is not np.ndarray or first.dtype == object:
         return None
-    if any(type(row) is not np.ndarray or (row.dtype, row.shape) != (first.dtype, first.shape) for row in rows):
-        return None
-    return np.stack(rows)
+    array = np.empty((len(rows), *first.shape), dtype=first.dtype)
+    for place, row in enumerate(rows):
+        if type(row) is not np.ndarray or row.dtype != first.dtype or row.shape != first.shape:
+            return None
+        array[place] = row
+    return array
