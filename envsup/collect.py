@@ -86,9 +86,13 @@ class Collector:
     def _parts(self, env_id: int, result: Union[int, tuple[int, int, Any]]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
         slot, status, extra = (result >> 8, result & 0xFF, None) if isinstance(result, int) else result
-        parts = self._slots.timestep(self._envs[env_id], slot, status, extra)
-        if self._envs[env_id].latest is self.owner:
+        env = self._envs[env_id]
+        ready_bit = env.ready_bit
+        parts = self._slots.timestep(env, slot, status, extra)
+        if env.latest is self.owner:
             self._ready[env_id] = parts[0]
+        else:
+            env.ready_bit = ready_bit
         return parts
 
     def _usual(self, results: Mapping[int, Result], codes: Sequence[int], observations: Sequence[Any]) -> list[bool]:
@@ -108,8 +112,10 @@ class Collector:
             found.append(usual)
             if usual:
                 env = envs[env_id]
+                ready_bit = env.ready_bit
                 release(env, expected >> 8)
                 if env.latest is not owner:
+                    env.ready_bit = ready_bit
                     self._outdated.add(env_id)
                 elif observations:
                     ready[env_id] = observations[row]

@@ -162,12 +162,11 @@ class Doorbell:
 
     def ring(self) -> None:
         """Make ``fd`` readable."""
-        if not self.rung:
-            self.rung = True
-            try:
-                os.write(self._write_end, b"!")
-            except OSError:
-                pass  # Full, which will do, or closed, and nobody waits.
+        self.rung = True
+        try:
+            os.write(self._write_end, b"!")
+        except OSError:
+            pass  # Full, which will do, or closed, and nobody waits.
 
     def answer(self) -> None:
         """Make ``fd`` unreadable until the next ring."""
