@@ -73,7 +73,7 @@ class Clock:
                 if doorbell is None or not sup._polling:
                     continue  # Whoever waits next looks at the clock first.
                 doorbell.ring()
-            while doorbell.rung and doorbell.fd >= 0:
+            while doorbell.rung and sup._polling:  # A worker may ring when nobody waits any more.
                 time.sleep(0.001)
             with sup._lock:
                 pass  # The waiting thread holds it from the answer until it has looked.
