@@ -19,8 +19,9 @@ Array = npt.NDArray[Any]
 # How an action travels.
 INT, INT64, ARRAY, PICKLED = range(4)
 
-# What a reply to a step says of its parts; the parts themselves are in the arena unless EXTRA names them.
-DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, NO_INFO, UNBUILT = (1 << bit for bit in range(8))
+# What a reply to a step says of its parts, which are in the arena unless EXTRA brings them by message.  OBS is said of a
+# call, whose observation is in the arena then.
+DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, UNBUILT = (1 << bit for bit in range(7))
 STORED_REWARD = REWARD_CELL | REWARD_ARRAY
 
 _BOOLS = (bool, np.bool_)
@@ -139,7 +140,7 @@ class ArenaWriter:
         if done:
             status |= DONE
         if obs is ABSENT and status & STORED_REWARD and not info and type(done) in _BOOLS:
-            return status | OBS | NO_INFO, None
+            return status, None
         return status | EXTRA, (obs, ABSENT if status & STORED_REWARD else reward, done, info)
 
     def observation(self, slot: int, obs: Any) -> Any:

@@ -19,6 +19,11 @@ Result = Union[int, tuple[int, int, Any], BaseException]
 """The answer to a step: slot << 8 | status if all of it is in the arena, (slot, status, rest), or why there is none."""
 
 
+def spread(result: Union[int, tuple[int, int, Any]]) -> tuple[int, int, Any]:
+    """(slot, status, rest) of an answer that is there."""
+    return (result >> 8, result & 0xFF, None) if isinstance(result, int) else result
+
+
 _NOTHING: Any = object()
 """In place of an observation or a reward that there is none of."""
 
@@ -85,7 +90,7 @@ class Collector:
 
     def _parts(self, env_id: int, result: Union[int, tuple[int, int, Any]]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
-        slot, status, extra = (result >> 8, result & 0xFF, None) if isinstance(result, int) else result
+        slot, status, extra = spread(result)
         env = self._envs[env_id]
         ready_bit = env.ready_bit
         parts = self._slots.timestep(env, slot, status, extra)

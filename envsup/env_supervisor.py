@@ -24,7 +24,7 @@ from envsup.arguments import (
     timeout_of,
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
-from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
+from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector, spread
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -410,10 +410,8 @@ class EnvSupervisor(EnvView):
             self._suspect(child)
         if self._running:
             for env_id, result in list(owner.results.items()):
-                if isinstance(result, int):
-                    result = result >> 8, result & 0xFF, None
-                if isinstance(result, tuple):
-                    self._apply_step(self._envs[env_id], owner, *result)
+                if isinstance(result, (int, tuple)):
+                    self._apply_step(self._envs[env_id], owner, *spread(result))
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.

@@ -384,6 +384,15 @@ def test_reset_of_a_group_that_times_out(make_local: Make, clock: Clock, step: S
     check_next_steps(sup, step, 0, 0)
 
 
+def let_two_take(seconds: float, sup: EnvSupervisor, clock: Clock, gate: Gate) -> None:
+    """Two that hang at the gate, one after the other, are let go after so long."""
+    for _ in range(2):
+        gate.wait_until_reached()
+        wait_until_waiting(sup)
+        clock.advance(seconds)
+        gate.release()
+
+
 def test_resets_of_a_group_have_their_time_one_after_the_other(
     make_local: Make, clock: Clock, step: Step, gate: Gate
 ) -> None:
@@ -393,11 +402,7 @@ def test_resets_of_a_group_have_their_time_one_after_the_other(
     )
     sup.launch()
     with in_thread(lambda: step(sup, {0: "done", 1: "done"})) as outcome:
-        for _ in range(2):
-            gate.wait_until_reached()
-            wait_until_waiting(sup)
-            clock.advance(4.5)
-            gate.release()
+        let_two_take(4.5, sup, clock, gate)
     assert outcome == [[([0, 1, 0], True)] * 2]
     check_next_steps(sup, step, 1, 1)
 
@@ -410,11 +415,7 @@ def test_step_behind_a_reset_of_a_group_has_its_time_after_that(
     sup = make_local(envs, clock=clock, step_timeout=5, reset_timeout=5, envs_per_child=2)
     sup.launch()
     with in_thread(lambda: step(sup, {0: "done", 1: "hang"})) as outcome:
-        for _ in range(2):
-            gate.wait_until_reached()
-            wait_until_waiting(sup)
-            clock.advance(4.5)
-            gate.release()
+        let_two_take(4.5, sup, clock, gate)
     assert outcome == [[([0, 1, 0], True), ([0, 1, 0], False)]]
     sup.reset({1: {}})
     check_next_steps(sup, step, 1, 1)
