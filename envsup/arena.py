@@ -19,8 +19,8 @@ Array = npt.NDArray[Any]
 # How an action travels.
 INT, INT64, ARRAY, PICKLED = range(4)
 
-# What a reply to a step says of its parts, which are in the arena unless EXTRA brings them by message.  OBS is said of a
-# call, whose observation is in the arena then.
+# What a reply to a step says of its parts, which are in the arena unless EXTRA brings them by message.  OBS is said of
+# a call, whose observation is in the arena then.
 DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, UNBUILT = (1 << bit for bit in range(7))
 STORED_REWARD = REWARD_CELL | REWARD_ARRAY
 
