@@ -8,7 +8,7 @@ import sys
 from typing import Mapping, Optional, Sequence
 
 # Each is a module with ``main(argv) -> exit status``.
-COMMANDS: Mapping[str, str] = {"demo": "envsup.demo", "bench": "envsup.bench"}
+COMMANDS: Mapping[str, str] = {"demo": "envsup.demo", "bench": "envsup.bench", "replay": "envsup.replay"}
 _INTERRUPTED = 130
 
 

@@ -6,8 +6,9 @@ import copy
 import math
 import numbers
 from collections.abc import Mapping as MappingABC
-from typing import Any, Callable, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional, cast
 
+from envsup.budget import EXPONENTIAL, RestartLimit, WaitingTime, WorkerLimits
 from envsup.lifecycle import EnvRetryType
 
 
@@ -70,6 +71,41 @@ def positive_int_or_auto(name: str, value: Any) -> int:
     if value != "auto":
         raise ValueError(f"{name} must be a positive int or 'auto', not {value!r}")
     return AUTO
+
+
+def retry_waiting_time_of(value: Any) -> WaitingTime:
+    if value is None or callable(value) or value == EXPONENTIAL:
+        return cast(WaitingTime, value)
+    if isinstance(value, str):
+        raise ValueError(
+            f"retry_waiting_time is a number of seconds, a function of the tries or 'exponential', not {value!r}"
+        )
+    return positive("retry_waiting_time", value) if value else None
+
+
+def restart_limit_of(value: Any) -> Optional[RestartLimit]:
+    if value is None:
+        return None
+    if not isinstance(value, (tuple, list)) or len(value) != 2:
+        raise ValueError(f"restart_limit is (restarts, seconds), not {value!r}")
+    return RestartLimit(
+        positive_int("restarts of restart_limit", value[0]), positive("seconds of restart_limit", value[1])
+    )
+
+
+def worker_limits_of(memory_mb: Any, episodes: Any, in_process: bool) -> WorkerLimits:
+    if memory_mb is not None and not in_process:
+        raise ValueError("max_memory_mb is for process workers: threads share the memory of this process")
+    return WorkerLimits(
+        None if memory_mb is None else positive("max_memory_mb", memory_mb),
+        None if episodes is None else positive_int("max_episodes_per_worker", episodes),
+    )
+
+
+def recovers(value: Any) -> bool:
+    if value not in (None, "replay"):
+        raise ValueError(f"recover is None or 'replay', not {value!r}")
+    return value is not None
 
 
 def timeout_of(name: str, value: Any) -> Optional[float]:

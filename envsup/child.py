@@ -44,6 +44,8 @@ class Request:
         seq: its number, which the reply repeats; 0 before it has one.
         sent_at: when it was sent, on the supervisor's clock.
         too_late: whether the worker had already ended when it was sent.
+        actions: of a step: the action for each environment.
+        sent: of a reset: what was sent, if it was more than the call of ``reset``.
     """
 
     auto_resets: Mapping[int, "Request"] = MappingProxyType({})
@@ -53,6 +55,8 @@ class Request:
     seq = 0
     sent_at = 0.0
     too_late = False
+    actions: Sequence[Any] = ()
+    sent: Optional[SendPayload] = None
 
     def __init__(
         self,

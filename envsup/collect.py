@@ -9,6 +9,7 @@ import numpy as np
 
 from envsup.arena import Array
 from envsup.env_record import EnvRecord
+from envsup.errors import abnormal_info
 from envsup.ready import ReadyObservations
 from envsup.slots import RoundReader, Slots
 from envsup.spaces import ABSENT, assemble, strip
@@ -41,7 +42,8 @@ class StepArrays(tuple[Any, ...]):
         infos: the info of each environment, as it was returned.
         env_id: int64 ``(n,)``.
         failed: bool ``(n,)``: no timestep came back.  Such a row has the environment's last good observation, reward 0,
-            done True and ``{"abnormal": True, "err": <exception>}`` as its info.
+            done True and ``{"abnormal": True, "err": <exception>}`` as its info (with gymnasium's environments
+            "TimeLimit.truncated" too).
     """
 
     failed: Array
@@ -99,6 +101,9 @@ class Collector:
         else:
             env.ready_bit = ready_bit
         return parts
+
+    def _abnormal_info(self, env_id: int, error: BaseException) -> dict[str, Any]:
+        return abnormal_info(error, self._envs[env_id].truncates)
 
     def _usual(self, results: Mapping[int, Result], codes: Sequence[int], observations: Sequence[Any]) -> list[bool]:
         """For each row whether the reply is what ``codes`` expect; then its slot is freed, as the reader has it.
@@ -177,7 +182,7 @@ class TimestepCollector(Collector):
     def _timestep(self, env_id: int, results: Mapping[int, Result]) -> Any:
         result = results[env_id]
         if isinstance(result, BaseException):
-            return self._maker.abnormal(result, env_id)
+            return self._maker.abnormal(self._abnormal_info(env_id, result), env_id)
         obs, reward, done, info = self._parts(env_id, result)
         return self._maker.timestep(obs, reward, done, info, env_id)
 
@@ -214,7 +219,7 @@ class ArrayCollector(Collector):
         """((observation, reward), done, info) of a row that is not read as it is."""
         result = results[env_id]
         if isinstance(result, BaseException):
-            return (self._last_good.raw(env_id, _NOTHING), _NOTHING), True, {"abnormal": True, "err": result}
+            return (self._last_good.raw(env_id, _NOTHING), _NOTHING), True, self._abnormal_info(env_id, result)
         obs, reward, done, info = self._parts(env_id, result)
         return (obs, reward), bool(np.any(done)), info or {}
 

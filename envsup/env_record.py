@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any, Optional
 
 from envsup.child import Child, Request
+from envsup.episode_log import EpisodeLog
 from envsup.lifecycle import Action, Event
 from envsup.payload import RecvPayload
 from envsup.waiting import Waiting
@@ -43,6 +45,15 @@ class EnvRecord:
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
         applied: number of the newest reply that its state shows.
+        life_seed: the seed of this life, if it is not the one that the user set.
+        episodes: those finished, by life.
+        restarts: when it was built anew lately.
+        last_error: why a request of its failed last.
+        log: its episode so far, where episodes are recorded.
+        truncates: whether a step that fails is called a truncation, as is understood with gymnasium's environments.
+        begun: how many episodes have begun.
+        stranded: steps that were lost with the worker, to be tried again when the episode has been run again; and the
+            error that says so.
         special: whether a step needs more than to be sent: it is recovering, or has lost an episode, or has a new seed.
     """
 
@@ -51,26 +62,35 @@ class EnvRecord:
         "_new_seed",
         "_recovering",
         "applied",
+        "begun",
         "busy",
         "child",
         "deliver",
         "env_id",
+        "episodes",
         "held",
         "joiners",
+        "last_error",
         "latest",
+        "life_seed",
+        "log",
         "prepare_error",
         "ready_bit",
         "recovery",
+        "restarts",
         "retry",
         "special",
+        "stranded",
         "tries",
+        "truncates",
         "unread",
         "waiting_steps",
     )
 
-    def __init__(self, env_id: int, child: Child) -> None:
+    def __init__(self, env_id: int, child: Child, truncates: bool = False) -> None:
         self.env_id = env_id
         self.child = child
+        self.truncates = truncates
         self.busy = self.held = self.ready_bit = self.unread = 0
         self.tries = 0
         self.recovery: Optional[Request] = None
@@ -81,6 +101,13 @@ class EnvRecord:
         self.latest: Any = None
         self.prepare_error: Optional[Exception] = None
         self.applied = 0
+        self.life_seed: Optional[int] = None
+        self.episodes = (0, 0)
+        self.restarts: deque[float] = deque()
+        self.last_error: Optional[Exception] = None
+        self.log = EpisodeLog(usable=False)
+        self.begun = 0
+        self.stranded: list[tuple[Request, Exception]] = []
         self.special = False
         self._recovering = self._new_seed = False
         self._lost: Optional[Exception] = None

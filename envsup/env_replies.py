@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Iterator, Optional, Sequence
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
+from envsup.budget import WaitingTime
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvPayload, EnvRecord
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_step
@@ -27,7 +28,9 @@ class EnvReplies(Supervisor):
     _episode_num: float
     _step_timeout: Optional[float]
     _reset_timeout: Optional[float]
-    _retry_waiting_time: Optional[float]
+    _retry_waiting_time: WaitingTime
+    _workers_reset: bool
+    _truncates: bool
 
     @property
     def _maker(self) -> Any:
@@ -50,7 +53,7 @@ class EnvReplies(Supervisor):
         self._reset_param: dict[int, dict[str, Any]] = {}
         self._ready_obs = ReadyObservations(lambda obs: self._maker.tree(obs))
         self._env_episode_count: dict[int, int] = dict.fromkeys(self._child_of, 0)
-        self._envs = [EnvRecord(env_id, child) for env_id, child in self._child_of.items()]
+        self._envs = [EnvRecord(env_id, child, self._truncates) for env_id, child in self._child_of.items()]
         self._slots = Slots(None, True)
         self._fatal: Optional[RuntimeError] = None
         self._number = 0
@@ -66,6 +69,11 @@ class EnvReplies(Supervisor):
     ) -> Request:
         raise NotImplementedError
 
+    def _next_episode(
+        self, env: EnvRecord, owner: Optional[Waiting], payload: Optional[SendPayload] = None, by_caller: bool = False
+    ) -> None:
+        raise NotImplementedError
+
     def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         raise NotImplementedError
 
@@ -74,6 +82,10 @@ class EnvReplies(Supervisor):
 
     def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         raise NotImplementedError
+
+    def _note_failure(self, env: EnvRecord, request: Request, error: Exception) -> None:
+        """A request failed, or could not be sent as its worker had failed before."""
+        env.last_error = error
 
     # -- replies --
 
@@ -148,7 +160,7 @@ class EnvReplies(Supervisor):
         if auto_reset is None:
             action = after_step(self._policy, True, self._env_episode_count[env.env_id])
             if action is Action.RESET and not env.recovering:
-                self._send_reset(env, owner)
+                self._next_episode(env, owner)
         elif env.recovering:
             auto_reset.owner = SILENT
         elif owner is not None:

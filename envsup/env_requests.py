@@ -88,13 +88,14 @@ class EnvRequests(EnvReplies):
         timeout, reset_timeout = self._step_timeout, self._reset_timeout
         waiting: list[tuple[EnvRecord, Request, Any]] = []
         groups: dict[Child, tuple[list[int], list[int], list[int], list[Any]]] = {}
-        may_reset = owner is not None and self._auto_reset
+        may_reset = owner is not None and self._auto_reset and self._workers_reset
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
         for env_id, action in zip(env_ids, actions):
             env = envs[env_id]
             child = env.child
             if (env.special and (env.recovering or env.lost is not None)) or not child.alive:
                 request = Request("step", (env_id,), (-1,), payload, owner, timeout)
+                request.actions = (action,)
                 waiting.append((env, request, action))
                 continue
             resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
@@ -103,6 +104,7 @@ class EnvRequests(EnvReplies):
             if group is None:
                 ids, slots, reset_slots, steps = group = [env_id], [slot], [reset_slot], [action]
                 request = Request("step", ids, slots, payload, owner, timeout, reset_slots, reset_timeout)
+                request.actions = steps
                 batches.append((child, request, steps))
                 if timeout is None and len(child.hosted) > 1:
                     groups[child] = group
@@ -126,6 +128,7 @@ class EnvRequests(EnvReplies):
         error = env.lost or self._deaths.get(env.env_id) or WorkerDied(f"{env.child.name()} is not running")
         env.lost = None
         self._deaths.pop(env.env_id, None)
+        self._note_failure(env, request, error)
         self._deliver_failed_step(env, request, error)
         if env.recovering or not env.child.alive:
             self._recover(env, request.owner, Action.RENEW)
@@ -155,15 +158,22 @@ class EnvRequests(EnvReplies):
         slot = self._slots.take_for_reset(env, by_caller)
         request = Request("reset", (env_id,), (slot,), payload, owner, self._reset_timeout)
         request.too_late = child.ended()
-        sent = SendPayload(env_id, "", "reset", kwargs=self._reset_param.get(env_id, {}))
+        request.sent = self._begin_episode(env)
         try:
-            child.send_call(request, payload or sent)
+            child.send_call(request, request.sent or payload or self._plain_reset(env))
         except BaseException:
             self._slots.free(env, slot)
             raise
         if owner is not None:
             owner.add()
         return request
+
+    def _plain_reset(self, env: EnvRecord) -> SendPayload:
+        return SendPayload(env.env_id, "", "reset", kwargs=self._reset_param.get(env.env_id, {}))
+
+    def _begin_episode(self, env: EnvRecord) -> Optional[SendPayload]:
+        """What to send for a reset if it is more than the call of ``reset``."""
+        return None
 
     def _send_internal(self, env: EnvRecord, method: str, args: list[Any], owner: Optional[Waiting]) -> None:
         sent = SendPayload(env.env_id, f"{method} {env.env_id}", method, args=args)
@@ -173,7 +183,7 @@ class EnvRequests(EnvReplies):
         env.child.send_call(Request(method, (env.env_id,), (-1,), sent, owner, timeout), sent)
 
     def _send_seed(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
-        seed = self._env_seed.get(env.env_id)
+        seed = self._env_seed.get(env.env_id) if env.life_seed is None else env.life_seed
         if seed is not None:
             dynamic = [] if self._env_dynamic_seed is None else [self._env_dynamic_seed]
             self._send_internal(env, "seed", [seed, *dynamic], owner)
@@ -184,6 +194,10 @@ class EnvRequests(EnvReplies):
         self._send_seed(env, owner)
         if self._env_replay_path is not None:
             self._send_internal(env, "enable_save_replay", [self._env_replay_path[env.env_id]], owner)
+
+    def _send_close(self, env: EnvRecord) -> None:
+        sent = SendPayload(env.env_id, "", "close")
+        env.child.send_call(Request("close", (env.env_id,), (-1,), sent, Waiting()), sent)
 
     def _ask_timeout(self) -> Optional[float]:
         return self._reset_timeout if self._reset_timeout is not None else self._step_timeout

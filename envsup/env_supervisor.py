@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import queue
+import secrets
 from collections.abc import Mapping as MappingABC
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -19,12 +20,18 @@ from envsup.arguments import (
     positive,
     positive_int,
     positive_int_or_auto,
+    recovers,
+    restart_limit_of,
     retry_type_of,
+    retry_waiting_time_of,
     seed_value,
     timeout_of,
+    worker_limits_of,
 )
-from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
+from envsup.budget import WaitingTime
+from envsup.child import DEFAULT_CLOSE_TIMEOUT
 from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector, spread
+from envsup.crash_files import CrashFiles
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -58,7 +65,8 @@ class EnvSupervisor(EnvView):
         auto_reset: reset an environment when its episode is done.
         reset_timeout: seconds that a reset, an attribute read or a ``call`` may take, None for no limit.
         step_timeout: seconds that a step may take, None for no limit.
-        retry_waiting_time: seconds to wait before a failed reset is tried again.
+        retry_waiting_time: seconds to wait before a failed reset is tried again: a number, a function of the failed
+            tries in a row, or "exponential" (1, 2, 4 ... up to 60).
         episode_num: after so many episodes an environment is not reset any more.
         shared_memory: pass observations, rewards and actions through shared memory (processes only); only for speed.
         copy_on_get: whether what you get is yours for good.  If False, an observation is a view of shared memory, valid
@@ -71,6 +79,17 @@ class EnvSupervisor(EnvView):
             workers in all).  Name a number if a step starts threads (OpenMP, torch) that a fork would cut off.
         timesteps: load treetensor, which loads torch, now; if False, only when a timestep or a tree is first asked for.
             ``step_arrays`` and array observations never need it.
+        restart_limit: ``(n, seconds)``: an environment that would be built anew more than n times within so many
+            seconds ends the run with ``RuntimeError``.  Workers that are replaced as they are spent do not count.
+        max_memory_mb, max_episodes_per_worker: a worker that holds more memory, or has finished so many episodes, is
+            replaced when an episode ends, between two steps.  Its successor goes on with a seed derived from (seed,
+            environment, life).  Each environment needs a worker of its own.
+        recover: "replay": when a worker dies in the middle of an episode, a new one runs the episode again, and the
+            step that was lost is tried once more: the caller sees an ordinary timestep.  Every episode then has a seed
+            of its own, derived from (seed, environment, episode) by ``numpy.random.SeedSequence``; without ``seed``
+            from a random one.  See docs/recovery.md for what it cannot see.
+        crash_dir: a folder into which each failure writes a small file; ``python -m envsup replay FILE --env ...`` runs
+            that episode again.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -87,7 +106,7 @@ class EnvSupervisor(EnvView):
         auto_reset: bool = True,
         reset_timeout: Optional[float] = None,
         step_timeout: Optional[float] = None,
-        retry_waiting_time: Optional[float] = None,
+        retry_waiting_time: WaitingTime = None,
         episode_num: float = math.inf,
         shared_memory: bool = True,
         copy_on_get: bool = True,
@@ -96,6 +115,11 @@ class EnvSupervisor(EnvView):
         launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
         timesteps: bool = True,
         envs_per_child: Union[int, Literal["auto"]] = 1,
+        restart_limit: Optional[tuple[int, float]] = None,
+        max_memory_mb: Optional[float] = None,
+        max_episodes_per_worker: Optional[int] = None,
+        recover: Optional[Literal["replay"]] = None,
+        crash_dir: Union[str, "os.PathLike[str]", None] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -115,18 +139,35 @@ class EnvSupervisor(EnvView):
         self._reset_timeout = timeout_of("reset_timeout", reset_timeout)
         self._step_timeout = timeout_of("step_timeout", step_timeout)
         self._launch_timeout = timeout_of("launch_timeout", launch_timeout)
-        self._retry_waiting_time = timeout_of("retry_waiting_time", retry_waiting_time or None)
-        self._envs_per_child = positive_int_or_auto("envs_per_child", envs_per_child)
+        self._retry_waiting_time = retry_waiting_time_of(retry_waiting_time)
+        self._restart_limit = restart_limit_of(restart_limit)
+        self._worker_limits = worker_limits_of(max_memory_mb, max_episodes_per_worker, in_process)
+        self._recovers = recovers(recover)
+        # A reset of the worker's own has no seed of its own, and leaves no time to replace the worker.
+        self._workers_reset = not (self._recovers or self._worker_limits.any)
+        self._envs_per_child = self._checked_group(positive_int_or_auto("envs_per_child", envs_per_child))
         self._env_fn = factories_of(env_fn)
+        self._crash_files = None if crash_dir is None else CrashFiles(crash_dir)
+        self._records = self._recovers or self._crash_files is not None
         self._arena: Optional[Arena] = None
         self._rounds = 0
         self._create_env_ref()
-        hosted = [Hosted(i, EnvironmentFactory(factory, i)) for i, factory in enumerate(self._env_fn)]
+        hosted = [Hosted(i, EnvironmentFactory(factory, i, in_process)) for i, factory in enumerate(self._env_fn)]
         for first in range(0, len(hosted), self._envs_per_child):
             self._add_child(hosted[first : first + self._envs_per_child])
         self._forget_environments()
         if timesteps:
             _ = self._maker
+
+    def _checked_group(self, envs_per_child: int) -> int:
+        if not self._worker_limits.any:
+            return envs_per_child
+        if envs_per_child > 1:
+            raise ValueError(
+                "max_memory_mb and max_episodes_per_worker replace a worker when its episode ends: "
+                "they need a worker for each environment (envs_per_child=1)"
+            )
+        return 1
 
     @property
     def _policy(self) -> Policy:  # type: ignore[override]
@@ -155,6 +196,7 @@ class EnvSupervisor(EnvView):
             if self._running:
                 for env_id in seeds:
                     self._envs[env_id].new_seed = True
+                    self._envs[env_id].life_seed = None
 
     def _seeds(self, seed: Any) -> dict[int, Optional[int]]:
         if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
@@ -195,6 +237,7 @@ class EnvSupervisor(EnvView):
         if reset_param is not None:
             assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
         params = self._reset_params(reset_param)
+        self._run_seed = secrets.randbits(64)
         if self._type is ChildType.PROCESS and self._start_method == "fork":
             warn_of_accelerators()
         self.start_link()
@@ -270,11 +313,12 @@ class EnvSupervisor(EnvView):
             self._join(env, owner)
         elif not env.child.alive:
             self._deaths.pop(env_id, None)
+            env.log.usable = False
             self._join(env, owner)
             env.recovering = True
             self._renew(env)
         else:
-            self._send_reset(env, owner, payload, by_caller=True)
+            self._next_episode(env, owner, payload, by_caller=True)
 
     @overload
     def step(self, actions: Actions, block: Literal[True] = True) -> list[Any]: ...
@@ -296,7 +340,8 @@ class EnvSupervisor(EnvView):
         Returns:
             With block a list of ``treetensor.numpy.ndarray`` in the order of the actions, each with ``obs``,
             ``reward``, ``done``, ``info`` and ``env_id``.  A step that failed has None for the first three and
-            ``info = {abnormal: True, err: <exception>}``.
+            ``info = {abnormal: True, err: <exception>}``; with gymnasium's environments ``TimeLimit_truncated`` is
+            True there too, as the episode was cut off and has not ended.
 
         Raises:
             AssertionError: if the supervisor is closed or there is no action.
@@ -507,16 +552,12 @@ class EnvSupervisor(EnvView):
             for env in self._envs:
                 child = env.child
                 if child.alive and not any(request.expired for request in child.open):
-                    sent = SendPayload(env.env_id, "", "close")
-                    self._send_close(child, sent)
+                    self._send_close(env)
         self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
         self._arena = None
         for child in self._children:
             child.arena = None
         self._forget_environments()
-
-    def _send_close(self, child: Child, sent: SendPayload) -> None:
-        child.send_call(Request("close", (sent.proc_id,), (-1,), sent, Waiting()), sent)
 
     def _reset_params(self, reset_param: ResetParam) -> dict[int, dict[str, Any]]:
         if not reset_param:

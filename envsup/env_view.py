@@ -11,18 +11,18 @@ import numpy as np
 
 from envsup.arguments import AUTO
 from envsup.child import Child
-from envsup.envs import read_attribute
+from envsup.envs import library_of, read_attribute
 from envsup.grouping import choose
 from envsup.lifecycle import EnvState
 from envsup.payload import SendPayload
-from envsup.recovery import RecoveringSupervisor
+from envsup.replaying import ReplayingSupervisor
 from envsup.supervisor import _data_of
 from envsup.worker import method_hint
 
 logger = logging.getLogger("envsup")
 
 
-class EnvView(RecoveringSupervisor):
+class EnvView(ReplayingSupervisor):
     """What can be read of a supervisor of environments, and run in them beside their steps."""
 
     _env_fn: list[Callable[[], Any]]
@@ -35,6 +35,7 @@ class EnvView(RecoveringSupervisor):
             if getattr(self._env_ref, "observation_space", None) is None:
                 self._env_ref.reset()
             self._observation_space = getattr(self._env_ref, "observation_space", None)
+            self._truncates = library_of(self._env_ref) == "gymnasium"
             self._action_space = getattr(self._env_ref, "action_space", None)
             self._reward_space = getattr(self._env_ref, "reward_space", None)
             if self._envs_per_child == AUTO:
@@ -179,7 +180,7 @@ class EnvView(RecoveringSupervisor):
             env = self._envs[child.proc_ids[0]]
             if not env.recovering:
                 if self._env_states.get(env.env_id) is EnvState.RUN:
-                    env.lost = env.lost or self._deaths.get(env.env_id)
+                    self._note_lost(env, self._deaths.get(env.env_id))
                 env.recovering = True
                 self._renew(env)
             elif env.retry is not None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-from typing import Any, Callable, Optional
+import random
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
+from envsup.episode_log import START, fingerprint
 from envsup.errors import InvalidTimestep
 from envsup.spaces import class_names
 
@@ -21,23 +23,28 @@ TRUNCATED_KEY = "TimeLimit.truncated"
 class EnvironmentFactory:
     """Builds environment ``env_id`` in its worker; picklable if ``factory`` is."""
 
-    def __init__(self, factory: Callable[[], Any], env_id: int) -> None:
+    def __init__(self, factory: Callable[[], Any], env_id: int, owns_process: bool = False) -> None:
         self.factory = factory
         self.env_id = env_id
+        self.owns_process = owns_process
 
     def __call__(self) -> "Environment":
-        return Environment(self.factory(), self.env_id)
+        return Environment(self.factory(), self.env_id, self.owns_process)
 
 
 class Environment:
     """``reset``, ``step``, ``seed``, ``enable_save_replay`` and ``close`` for any environment.
 
     Other public attributes are those of the environment.
+
+    Arguments:
+        owns_process: whether the random states of the process are its own, to be seeded with it.
     """
 
-    def __init__(self, env: Any, env_id: int = 0) -> None:
+    def __init__(self, env: Any, env_id: int = 0, owns_process: bool = False) -> None:
         self._env = env
         self._env_id = env_id
+        self._owns_process = owns_process
         self._next_seed: Optional[int] = None
         self._step = env.step
 
@@ -74,10 +81,30 @@ class Environment:
         if _has_seed_method(self._env):
             args = (seed,) if dynamic_seed is None else (seed, dynamic_seed)
             self._env.seed(*args)
-        elif not accepts_keyword(self._unwrapped().reset, "seed"):
+        elif not can_be_seeded(self._env):
             raise TypeError(f"{_name(self._env)} has no seed method and its reset takes no seed")
         else:
             self._next_seed = seed
+
+    def _begin_episode(self, seed: Optional[int], dynamic_seed: Optional[bool], params: dict[str, Any]) -> Any:
+        """Seed everything that can be, reset; returns the observation."""
+        if seed is not None:
+            if self._owns_process:
+                random.seed(seed)
+                np.random.seed(seed)
+            if can_be_seeded(self._env):
+                self.seed(seed, dynamic_seed)
+        return self.reset(**params)
+
+    def _replay_episode(
+        self, seed: Optional[int], dynamic_seed: Optional[bool], params: dict[str, Any], actions: Sequence[Any]
+    ) -> int:
+        """Run an episode again; returns the fingerprint of what was seen."""
+        seen = fingerprint(START, self._begin_episode(seed, dynamic_seed, params))
+        for action in actions:
+            obs, reward, done, _ = self.step(action)
+            seen = fingerprint(seen, obs, reward, bool(done))
+        return seen
 
     def enable_save_replay(self, replay_path: str) -> None:
         """Save replays below ``replay_path``: by the environment's own method, else as mp4 by gym's ``RecordVideo``.
@@ -97,9 +124,6 @@ class Environment:
         close = getattr(self._env, "close", None)
         if callable(close):
             close()
-
-    def _unwrapped(self) -> Any:
-        return getattr(self._env, "unwrapped", self._env)
 
     def _is_obs_with_info(self, result: Any) -> bool:
         if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
@@ -196,6 +220,11 @@ def _has_seed_method(env: Any) -> bool:
         if "seed" in vars(cls):
             return callable(getattr(inner, "seed", None)) and cls.__module__ not in ("gym.core", "gymnasium.core")
     return callable(getattr(inner, "seed", None))
+
+
+def can_be_seeded(env: Any) -> bool:
+    """Whether the environment has a ``seed`` method or its ``reset`` takes a seed."""
+    return _has_seed_method(env) or accepts_keyword(getattr(env, "unwrapped", env).reset, "seed")
 
 
 def _name(env: Any) -> str:

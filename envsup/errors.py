@@ -46,3 +46,12 @@ class InvalidTimestep(ValueError):
 
 class SupervisorClosed(RuntimeError):
     """The supervisor was closed while a call waited for a reply."""
+
+
+def abnormal_info(error: BaseException, truncates: bool) -> dict[str, object]:
+    """The info of a step that failed: that it did, and why.
+
+    ``truncates``: say so in gymnasium's words too: the episode was cut off and has not ended.
+    """
+    info: dict[str, object] = {"abnormal": True, "err": error}
+    return {**info, "TimeLimit.truncated": True} if truncates else info

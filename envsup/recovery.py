@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator, Optional
 
+from envsup.budget import RestartLimit, waiting_time
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvRecord
 from envsup.env_requests import EnvRequests
-from envsup.errors import WorkerDied
+from envsup.errors import WorkerDied, abnormal_info
 from envsup.lifecycle import Action, EnvState, Event, Failure, after_reset, after_step
 from envsup.waiting import SILENT, Waiting
 
@@ -15,7 +17,10 @@ from envsup.waiting import SILENT, Waiting
 class RecoveringSupervisor(EnvRequests):
     """A supervisor of environments that resets and renews them as its policy says."""
 
+    _restart_limit: Optional[RestartLimit]
+
     def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        self._note_failure(env, request, error)
         if request.method == "step":
             self._step_failed(env, request, error, failure)
         elif request.method == "reset":
@@ -48,7 +53,7 @@ class RecoveringSupervisor(EnvRequests):
         owner = request.owner
         env.lost = None  # This tells it.
         if owner is None:
-            data = self._maker.abnormal(error, env.env_id)
+            data = self._maker.abnormal(abnormal_info(error, env.truncates), env.env_id)
             self._deliver(env.env_id, request, data, Event.FAILED, error=error)
         else:
             owner.results[env.env_id] = error
@@ -74,7 +79,7 @@ class RecoveringSupervisor(EnvRequests):
         if action is Action.RENEW or not env.child.alive:
             self._renew(env)
         else:
-            env.recovery = self._send_reset(env, SILENT)
+            self._begin_again(env)
 
     def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         self._slots.free(env, request.slots[0])
@@ -86,13 +91,13 @@ class RecoveringSupervisor(EnvRequests):
                 owner.settle()
             return
         self._set_state(env, Event.FAILED)
-        if request.too_late:
-            action, delay = Action.RENEW, None
-        else:
+        action, delay = Action.RENEW, 0.0
+        if not request.too_late:
             env.tries += 1
-            action, delay = after_reset(self._policy, env.tries, failure), self._retry_waiting_time
-        if action is Action.GIVE_UP:
-            return self._give_up(env, error)
+            action = after_reset(self._policy, env.tries, failure)
+            if action is Action.GIVE_UP:
+                return self._give_up(env, f"could not be reset: max_try ({self._policy.max_try}) was reached", error)
+            delay = self._delay(env)
         if not env.recovering:
             env.recovering = True
             self._join(env, owner)
@@ -104,15 +109,21 @@ class RecoveringSupervisor(EnvRequests):
         else:
             self._retry(env, action)
 
-    def _give_up(self, env: EnvRecord, error: Exception) -> None:
+    def _delay(self, env: EnvRecord) -> float:
+        """Seconds until the next try."""
+        try:
+            return waiting_time(self._retry_waiting_time, env.tries)
+        except Exception as error:
+            self._give_up(env, "could not be reset, as retry_waiting_time failed", error)
+            return math.inf
+
+    def _give_up(self, env: EnvRecord, why: str, error: Optional[Exception]) -> None:
         env.recovering = True  # Nothing more is sent to it.
         if any(request.expired for request in env.child.open):
             env.child.kill()  # It is stuck: closing need not wait for it.
         if self._fatal is None:
-            self._fatal = RuntimeError(
-                f"environment {env.env_id} could not be reset: max_try ({self._policy.max_try}) was reached, "
-                f"and the last exception was {type(error).__name__}: {error}"
-            )
+            last = f", and the last exception was {type(error).__name__}: {error}" if error is not None else ""
+            self._fatal = RuntimeError(f"environment {env.env_id} {why}{last}")
             self._fatal.__cause__ = error
 
     def _raise_pending(self) -> None:
@@ -123,14 +134,21 @@ class RecoveringSupervisor(EnvRequests):
 
     def _renew(self, env: EnvRecord) -> None:
         """Build an environment anew, in a new worker unless it shares one that still answers."""
-        child = env.child
+        limit, child = self._restart_limit, env.child
+        if limit is not None and not limit.allows(env.restarts, self.clock()):
+            why = f"was built anew more than {limit.restarts} times within {limit.seconds:g} s (restart_limit)"
+            return self._give_up(env, why, env.last_error or self._deaths.get(env.env_id))
         stuck = any(request.expired for request in child.open)
         if len(child.hosted) > 1 and child.alive and not stuck:
             child.rebuild(env.env_id)
             self._prepare(env, SILENT)
-            env.recovery = self._send_reset(env, SILENT)
+            self._begin_again(env)
             return
         self._renew_worker(child, env)
+
+    def _begin_again(self, env: EnvRecord) -> None:
+        """Bring an environment that is recovering to where it can go on."""
+        env.recovery = self._send_reset(env, SILENT)
 
     def _renew_worker(self, child: Child, cause: EnvRecord) -> None:
         name = child.describe()
@@ -143,13 +161,13 @@ class RecoveringSupervisor(EnvRequests):
         try:
             child.start()
         except OSError as failure:
-            return self._give_up(cause, failure)
+            return self._give_up(cause, "could not be built anew", failure)
         for env_id in child.proc_ids:
             env = self._envs[env_id]
             self._deaths.pop(env_id, None)
             self._prepare(env, SILENT)
             if env in to_reset:
-                env.recovery = self._send_reset(env, SILENT)
+                self._begin_again(env)
         for request in lost:
             for env_id in request.proc_ids[request.answered :]:
                 self._request_failed(self._envs[env_id], request, error, Failure.WORKER_LOST)
@@ -165,12 +183,16 @@ class RecoveringSupervisor(EnvRequests):
                 continue
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
-                    env.lost = env.lost or error
+                    self._note_lost(env, error)
                     for waiting in cause.joiners:
                         self._join(env, waiting)
                 env.recovering = True
                 found.append(env)
         return found
+
+    def _note_lost(self, env: EnvRecord, error: Optional[Exception]) -> None:
+        """The episode of an environment was lost while it had no request open: the next step is to say so."""
+        env.lost = env.lost or error
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
@@ -199,7 +221,7 @@ class RecoveringSupervisor(EnvRequests):
             if not child.alive:
                 self._renew(env)
             elif env.recovery not in child.open:
-                env.recovery = self._send_reset(env, SILENT)
+                self._begin_again(env)
 
     def _on_expired(self, child: Child, request: Request) -> None:
         error = self._timeout_error(child, request)

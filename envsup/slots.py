@@ -119,13 +119,25 @@ class Slots:
             return parts
         obs, reward, done, info = extra if status & EXTRA else (ABSENT, ABSENT, bool(status & DONE), None)
         if reward is ABSENT:
-            arena = self.arena
-            assert arena is not None
-            if status & REWARD_ARRAY and arena.reward is not None:
-                reward = np.array(arena.reward[slot, env.env_id])
-            else:
-                reward = np.array(arena.reward_cell[slot, env.env_id])
+            reward = np.array(self._reward(env.env_id, slot, status))
         return self.observation(env, slot, obs), reward, done, info
+
+    def _reward(self, env_id: int, slot: int, status: int) -> Any:
+        arena = self.arena
+        assert arena is not None
+        block = arena.reward if status & REWARD_ARRAY and arena.reward is not None else arena.reward_cell
+        return block[slot, env_id]
+
+    def peek(self, env_id: int, slot: int, status: int, extra: Any) -> tuple[Any, Any]:
+        """(observation, reward) of a reply to a step, as views of its slot, which is not freed."""
+        if slot < 0:
+            return extra[0], extra[1]
+        arena = self.arena
+        assert arena is not None
+        obs, reward = extra[:2] if status & EXTRA else (ABSENT, ABSENT)
+        if reward is ABSENT:
+            reward = self._reward(env_id, slot, status)
+        return restore(arena.layout.root, obs, arena.rows(slot, env_id)), reward
 
     def open_round(self, replies: int, copies: bool = False) -> Optional["RoundReader"]:
         """What reads many replies at once, None if there are too few of them for that to pay, or cannot be any.

@@ -41,11 +41,10 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
     )
 
 
-def abnormal(error: BaseException, env_id: int) -> Any:
+def abnormal(info: dict[str, Any], env_id: int) -> Any:
     """The timestep of a step that failed."""
     nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
-    info = {"abnormal": np.array(True), "err": _object_leaf(error)}
-    return _make_tree(create_storage({**nothing, "info": create_storage(info), "env_id": np.array(env_id)}))
+    return _make_tree(create_storage({**nothing, "info": _info(info), "env_id": np.array(env_id)}))
 
 
 def node(value: Any) -> Any:

@@ -35,6 +35,7 @@ from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
 READ_SIZE = 16384
+_RESETS = ("reset", "_begin_episode")
 
 
 @dataclass
@@ -151,7 +152,7 @@ class Host:
         if not seat.built:
             return FAILED | UNBUILT, seat.blocked
         status, data = seat.invoke(call)
-        if call.method == "reset":
+        if call.method in _RESETS:
             seat.blocked = data if status & FAILED else None
         if seat.hosted.shm_callback is not None:
             return _through_callback(seat.hosted, call, status, data)

@@ -895,6 +895,7 @@ if __name__ == "__main__":
         signal.pause()
     sup.step({{0: "hang"}}, block=False)
     print(friend, *[child.pid for child in sup._children], *simulators, flush=True)
+    sys.stdin.readline()
     {tail}
 """
 
@@ -904,13 +905,16 @@ def trainer(mp_ctx: str, tail: str) -> Iterator[tuple["subprocess.Popen[str]", l
     """A program whose workers hang, have children, and which has forked a child that has nothing to do with them."""
     code = textwrap.dedent(SCRIPT).format(here=str(HERE), mp_ctx=mp_ctx, tail=tail)
     command = [sys.executable, "-W", "ignore", "-c", code]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, process.stderr.read() if process.stderr else ""
         friend, *pids = map(int, line.split())
         try:
             assert all(map(alive, pids))
+            print(file=process.stdin, flush=True)
             yield process, pids
             assert alive(friend), "a process that is none of the supervisor's was killed"
         finally:

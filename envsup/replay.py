@@ -1,0 +1,105 @@
+"""``python -m envsup replay FILE --env ...``: runs the episode that led to a failure again, in this process.
+
+The file is one that ``EnvSupervisor(crash_dir=...)`` wrote.  It is unpickled: use only files that you trust.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import importlib
+import os
+import pdb
+import sys
+import traceback
+from typing import Any, Callable, Optional, Sequence
+
+from envsup.crash_files import FailedEpisode, load
+from envsup.envs import Environment
+from envsup.make import env_fns
+from envsup.options import seconds
+
+RAN_THROUGH, FAILED_AGAIN, UNUSABLE = range(3)
+
+
+def parse_args(argv: Sequence[str]) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m envsup replay",
+        description="Run the episode that led to a failure again, in the foreground.",
+        epilog="Exit status: 0 if the episode ran through, 1 if it failed again, 2 if it could not be run.",
+    )
+    add = parser.add_argument
+    add("file", metavar="FILE", help="written by EnvSupervisor(crash_dir=...); only one that you trust: it is unpickled")
+    add("--env", required=True, metavar="ID", help="name of the registered environment, or MODULE:FACTORY")
+    add("--api", choices=["gymnasium", "gym"], help="the library that makes ID (default: gymnasium if installed)")
+    add("--render-mode", metavar="MODE", help='for ID, such as "human"')
+    add("--pdb", action="store_true", help="enter the debugger where it fails, or where you press Ctrl-C")
+    add("--timeout", type=seconds, metavar="S", help="show the stack and leave if it takes longer")
+    add("--quiet", action="store_true", help="no line for each step")
+    return parser.parse_args(argv)
+
+
+def factory_of(env: str, api: Any, render_mode: Optional[str]) -> Callable[[], Any]:
+    """What makes the environment.
+
+    Raises:
+        Exception: whatever finding it raises.
+    """
+    module, colon, name = env.partition(":")
+    if colon and name.isidentifier():
+        sys.path.insert(0, os.getcwd())
+        factory: Callable[[], Any] = getattr(importlib.import_module(module), name)
+        return factory
+    return env_fns(env, 1, api=api, **({"render_mode": render_mode} if render_mode else {}))[0]
+
+
+def run(episode: FailedEpisode, env: Environment, say: Callable[[str], None]) -> None:
+    """Reset the environment as it was, and give it the same actions; raises what it raises."""
+    env._begin_episode(episode.seed, episode.dynamic_seed, episode.params)
+    say("reset")
+    for t, action in enumerate(episode.actions, 1):
+        say(f"step {t} of {len(episode.actions)}: action {action!r}")
+        _, reward, done, _ = env.step(action)
+        say(f"  reward {reward!r}{', done' if done else ''}")
+
+
+def show(episode: FailedEpisode) -> None:
+    """What the file says."""
+    print(f"environment {episode.env_id}, seed {episode.seed}, reset with {episode.params}")
+    print(f"failed in {episode.method}, step {len(episode.actions)}:" if episode.actions else "failed in reset:")
+    print(f"  {episode.error.strip().splitlines()[-1]}\n", flush=True)
+
+
+def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) -> int:
+    """Run the episode; returns the exit status."""
+    faulthandler.enable()
+    if args.timeout is not None:
+        faulthandler.dump_traceback_later(args.timeout, exit=True)
+    try:
+        run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)))
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        traceback.print_exc()
+        if args.pdb:
+            pdb.post_mortem(error.__traceback__)
+        return FAILED_AGAIN
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+    print("the episode ran through: the failure did not come again")
+    return RAN_THROUGH
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run the command; returns the exit status."""
+    args = parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        episode = load(args.file)
+        env = Environment(factory_of(args.env, args.api, args.render_mode)(), episode.env_id, owns_process=True)
+    except Exception as error:
+        print(f"envsup: {type(error).__name__}: {error}", file=sys.stderr)
+        return UNUSABLE
+    show(episode)
+    try:
+        return attempt(episode, env, args)
+    finally:
+        env.close()

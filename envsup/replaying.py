@@ -1,0 +1,225 @@
+"""Environments in workers: brings an episode back that was lost with its worker, by running it again.
+
+Opt-in (``recover="replay"``).  Each episode then has a seed of its own, derived from the seed of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Iterator, Optional, Sequence
+
+from envsup.arena import DONE, EXTRA, FAILED
+from envsup.child import Child, Request
+from envsup.crash_files import CrashFiles
+from envsup.env_record import EnvRecord
+from envsup.episode_log import EpisodeLog, fingerprint
+from envsup.episode_seeds import derived_seed
+from envsup.lifecycle import Action, Failure
+from envsup.payload import SendPayload
+from envsup.recycling import RecyclingSupervisor
+from envsup.values import copy_value
+from envsup.waiting import SILENT, Waiting
+
+logger = logging.getLogger("envsup")
+
+
+class ReplayingSupervisor(RecyclingSupervisor):
+    """A supervisor of environments that remembers their episodes, for the record or to run them again.
+
+    A worker that dies is replaced; the new one runs the episode again up to the last answer, and the steps that were
+    lost are tried once more.
+    """
+
+    _recovers: bool
+    _records: bool
+    _crash_files: Optional[CrashFiles]
+    _run_seed: int
+    _told_of_mismatch = False
+
+    # -- recording --
+
+    def _send_steps(
+        self,
+        env_ids: Sequence[int],
+        actions: Sequence[Any],
+        owner: Optional[Waiting],
+        payload: Optional[SendPayload] = None,
+    ) -> None:
+        if self._records:
+            actions = [copy_value(action) for action in actions]  # The caller may change its own.
+        super()._send_steps(env_ids, actions, owner, payload)
+
+    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+        if self._records:
+            self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
+        else:
+            super().on_step(child, request, status, rest)
+
+    def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        if self._records:
+            kept = list(extras)
+            self._record_steps(request, statuses, iter(kept))
+            extras = iter(kept)
+        super().on_steps(child, request, statuses, extras)
+
+    def _record_steps(self, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        first = request.answered - len(statuses)
+        for place, status in enumerate(statuses, first):
+            rest = None
+            if status & EXTRA:
+                status, rest = next(extras)
+            if not status & FAILED:
+                env_id, slot = request.proc_ids[place], request.slots[place]
+                self._record_step(env_id, slot, status, rest, request.actions[place])
+
+    def _record_step(self, env_id: int, slot: int, status: int, rest: Any, action: Any) -> None:
+        log = self._envs[env_id].log
+        log.add(action)
+        if status & DONE:
+            log.usable = False
+        if self._recovers:
+            obs, reward = self._slots.peek(env_id, slot, status, rest)
+            log.fingerprint = fingerprint(log.fingerprint, obs, reward, bool(status & DONE))
+
+    def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
+        if self._records and env.prepare_error is None:
+            env.log = self._new_log(env, request)
+            env.begun += 1
+            if self._recovers:
+                obs = self._slots.peek(env.env_id, request.slots[0], EXTRA, (rest, 0.0))[0]
+                env.log.fingerprint = fingerprint(env.log.fingerprint, obs)
+        super()._was_reset(env, request, rest)
+
+    def _new_log(self, env: EnvRecord, request: Request) -> EpisodeLog:
+        if request.sent is not None:
+            return EpisodeLog(*request.sent.args)
+        seed = self._env_seed.get(env.env_id) if env.life_seed is None else env.life_seed
+        return EpisodeLog(seed, self._env_dynamic_seed, self._reset_param.get(env.env_id, {}))
+
+    def _begin_episode(self, env: EnvRecord) -> Optional[SendPayload]:
+        env.log.usable = False
+        self._give_stranded_up(env)
+        if not self._recovers:
+            return None
+        run_seed = self._env_seed.get(env.env_id)
+        seed = derived_seed(self._run_seed if run_seed is None else run_seed, env.env_id, env.begun)
+        args = [seed, self._env_dynamic_seed, self._reset_param.get(env.env_id, {})]
+        return SendPayload(env.env_id, "", "_begin_episode", args=args)
+
+    def _note_failure(self, env: EnvRecord, request: Request, error: Exception) -> None:
+        if self._crash_files is not None and error is not env.last_error:
+            if request.method == "step":
+                place = list(request.proc_ids).index(env.env_id)
+                self._crash_files.write(env.env_id, env.log, "step", error, request.actions[place])
+            elif request.method == "reset":
+                self._crash_files.write(env.env_id, self._new_log(env, request), "reset", error)
+        super()._note_failure(env, request, error)
+
+    # -- running an episode again --
+
+    def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        if failure is not Failure.WORKER_LOST or not self._may_replay(env):
+            return super()._step_failed(env, request, error, failure)
+        place = list(request.proc_ids).index(env.env_id)
+        self._slots.free(env, request.slots[place])
+        self._strand(env, request, request.actions[place], error)
+
+    def _strand(self, env: EnvRecord, request: Request, action: Any, error: Exception) -> None:
+        """A step was lost with its worker: it is tried again when the episode has been run again."""
+        again = Request("step", (env.env_id,), (-1,), request.payload, request.owner, request.timeout)
+        again.actions = (action,)
+        env.stranded.append((again, error))
+        if not env.recovering:
+            env.recovering = True
+            self._retry(env, Action.RENEW)
+
+    def _may_replay(self, env: EnvRecord) -> bool:
+        """Whether the episode of an environment that has lost its worker is to be run again."""
+        return self._recovers and (env.log.replayable or self._is_replaying(env)) and env.lost is None
+
+    @staticmethod
+    def _is_replaying(env: EnvRecord) -> bool:
+        return env.recovery is not None and env.recovery.method == "replay"
+
+    def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
+        if env.recovering or not self._may_replay(env):
+            return super()._hold_step(env, request, steps)
+        error = self._deaths.pop(env.env_id, None)
+        if error is None:
+            return super()._hold_step(env, request, steps)
+        self._note_failure(env, request, error)
+        self._strand(env, request, request.actions[0], error)
+
+    def _note_lost(self, env: EnvRecord, error: Optional[Exception]) -> None:
+        if self._may_replay(env):
+            env.log.loss = error
+        else:
+            super()._note_lost(env, error)
+
+    def _deliver_failed_step(self, env: EnvRecord, request: Request, error: Exception) -> None:
+        env.log.usable = False
+        super()._deliver_failed_step(env, request, error)
+
+    def _begin_again(self, env: EnvRecord) -> None:
+        if not (self._recovers and env.log.replayable):
+            self._give_stranded_up(env)
+            return super()._begin_again(env)
+        log = env.log
+        log.tried = True
+        args = [log.seed, log.dynamic_seed, log.params, list(log.actions)]
+        sent = SendPayload(env.env_id, "", "_replay_episode", args=args)
+        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._launch_timeout)
+        env.child.send_call(env.recovery, sent)
+
+    def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
+        if request.method != "replay" or status & FAILED:
+            return super().on_reply(child, request, status, data)
+        env = self._envs[request.proc_ids[0]]
+        if request is not env.recovery:
+            return
+        if data[0] == env.log.fingerprint and env.prepare_error is None:
+            self._was_replayed(env)
+        else:
+            self._warn_of_mismatch(env)
+            self._replay_failed(env, request, Failure.RAISED)
+
+    def _was_replayed(self, env: EnvRecord) -> None:
+        logger.warning(
+            "Environment %s goes on: its episode of %s steps was run again.", env.env_id, len(env.log.actions)
+        )
+        self._finish_recovery(env)
+        stranded, env.stranded = env.stranded, []
+        for request, _ in stranded:
+            packed = env.child.pack_steps(request, request.actions, True)
+            env.child.send_steps(request, packed, self.clock())
+        self._send_waiting_steps(env)
+
+    def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        super()._request_failed(env, request, error, failure)
+        if request.method == "replay":
+            self._replay_failed(env, request, failure)
+
+    def _replay_failed(self, env: EnvRecord, request: Request, failure: Failure) -> None:
+        """The episode cannot be brought back: it ends abnormally, as it would without replay."""
+        env.log.usable = False
+        if not env.stranded:
+            env.lost = env.log.loss or env.last_error
+        self._give_stranded_up(env)
+        if request is env.recovery:
+            self._retry(env, Action.RESET if failure is Failure.RAISED else Action.RENEW)
+
+    def _give_stranded_up(self, env: EnvRecord) -> None:
+        """Answer the steps that were to be tried again: they were lost with the worker."""
+        stranded, env.stranded = env.stranded, []
+        for request, error in stranded:
+            self._deliver_failed_step(env, request, error)
+            self._join(env, request.owner)
+
+    def _warn_of_mismatch(self, env: EnvRecord) -> None:
+        if not self._told_of_mismatch:
+            self._told_of_mismatch = True
+            logger.warning(
+                "Environment %s observed something else when its episode was run again with the same seed and actions: "
+                "it is not deterministic, and its lost episodes cannot be brought back. (This is said once.)",
+                env.env_id,
+            )
