@@ -51,6 +51,7 @@ class EnvRecord:
         last_error: why a request of its failed last.
         log: its episode so far, where episodes are recorded.
         truncates: whether a step that fails is called a truncation, as is understood with gymnasium's environments.
+        reset_info: the info of its last reset.
         begun: how many episodes have begun.
         stranded: steps that were lost with the worker, to be tried again when the episode has been run again; and the
             error that says so.
@@ -77,6 +78,7 @@ class EnvRecord:
         "prepare_error",
         "ready_bit",
         "recovery",
+        "reset_info",
         "restarts",
         "retry",
         "special",
@@ -107,6 +109,7 @@ class EnvRecord:
         self.last_error: Optional[Exception] = None
         self.log = EpisodeLog(usable=False)
         self.begun = 0
+        self.reset_info: dict[Any, Any] = {}
         self.stranded: list[tuple[Request, Exception]] = []
         self.special = False
         self._recovering = self._new_seed = False

@@ -187,12 +187,13 @@ class EnvReplies(Supervisor):
         observation: Any = None,
         error: Optional[Exception] = None,
         slot: int = -1,
+        extra: Any = None,
     ) -> None:
         """Leave a reply for ``recv``."""
         sent = request.payload
         self._number += 1
         req_id = sent.req_id if sent is not None else f"{env_id}.{self._number}"
-        payload = EnvPayload(env_id, req_id, request.method, data, error)
+        payload = EnvPayload(env_id, req_id, request.method, data, error, extra)
         payload.event, payload.observation, payload.number = event, observation, self._number
         payload.slot = slot
         self._slots.note_unread(self._envs[env_id], slot)
@@ -233,6 +234,7 @@ class EnvReplies(Supervisor):
         if status & FAILED:
             self._request_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
         elif request.method == "reset":
+            env.reset_info = {} if status & OBS else data[1] or {}
             self._was_reset(env, request, ABSENT if status & OBS else data[0])
         elif request.owner is SILENT:
             pass
@@ -252,7 +254,7 @@ class EnvReplies(Supervisor):
                 owner = SILENT
         if deliver:
             data, slot = self._maker.tree(obs), request.slots[0]
-            self._deliver(env.env_id, request, data, Event.STARTED, observation=obs, slot=slot)
+            self._deliver(env.env_id, request, data, Event.STARTED, obs, slot=slot, extra=env.reset_info)
         else:
             self._set_state(env, Event.STARTED)
             self._note_observation(env, obs, request)

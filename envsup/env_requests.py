@@ -140,7 +140,8 @@ class EnvRequests(EnvReplies):
         if owner is None:
             obs = self._ready_obs.raw(env.env_id, None)
             data = self._maker.tree(obs)
-            self._deliver(env.env_id, Request("reset", (env.env_id,)), data, Event.STARTED, observation=obs)
+            request = Request("reset", (env.env_id,))
+            self._deliver(env.env_id, request, data, Event.STARTED, obs, extra=env.reset_info)
         else:
             self._set_state(env, Event.STARTED)
 

@@ -466,8 +466,9 @@ class EnvSupervisor(EnvView):
             timeout: seconds to wait, None for no limit.
 
         Returns:
-            A payload whose ``data`` is an observation (method "reset") or a timestep ("step").  A step that failed has
-            its abnormal timestep as ``data`` and the exception as ``err``.  A failed reset is not seen, its retry is.
+            A payload whose ``data`` is an observation (method "reset", with the info of the reset as ``extra``) or a
+            timestep ("step").  A step that failed has its abnormal timestep as ``data`` and the exception as ``err``.
+            A failed reset is not seen, its retry is.
 
         Raises:
             queue.Empty: if there was no reply in time.

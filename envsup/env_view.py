@@ -93,6 +93,12 @@ class EnvView(ReplayingSupervisor):
         return [i for i in range(len(self._env_fn)) if states.get(i) is run]
 
     @property
+    def reset_infos(self) -> dict[int, dict[Any, Any]]:
+        """The info of the last reset of each environment; empty where it gave none, as those of gym 0.25 do."""
+        with self._lock:
+            return {env.env_id: env.reset_info for env in self._envs}
+
+    @property
     def done(self) -> bool:
         """Whether every environment is DONE."""
         with self._lock:

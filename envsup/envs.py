@@ -46,6 +46,7 @@ class Environment:
         self._env_id = env_id
         self._owns_process = owns_process
         self._next_seed: Optional[int] = None
+        self._reset_info: dict[Any, Any] = {}
         self._step = env.step
 
     def __getattr__(self, name: str) -> Any:
@@ -54,13 +55,14 @@ class Environment:
         return read_attribute(self._env, name)
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset the environment; returns the observation alone."""
+        """Reset the environment; returns the observation alone, and keeps the info."""
         if self._next_seed is not None:
             kwargs.setdefault("seed", self._next_seed)
         result = self._env.reset(**kwargs)
         self._next_seed = None
+        self._reset_info = {}
         if self._is_obs_with_info(result):
-            return result[0]
+            result, self._reset_info = result
         return result
 
     def step(self, action: Any) -> tuple[Any, Any, Any, dict[Any, Any]]:

@@ -30,7 +30,9 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
         epilog="Exit status: 0 if the episode ran through, 1 if it failed again, 2 if it could not be run.",
     )
     add = parser.add_argument
-    add("file", metavar="FILE", help="written by EnvSupervisor(crash_dir=...); only one that you trust: it is unpickled")
+    add(
+        "file", metavar="FILE", help="written by EnvSupervisor(crash_dir=...); only one that you trust: it is unpickled"
+    )
     add("--env", required=True, metavar="ID", help="name of the registered environment, or MODULE:FACTORY")
     add("--api", choices=["gymnasium", "gym"], help="the library that makes ID (default: gymnasium if installed)")
     add("--render-mode", metavar="MODE", help='for ID, such as "human"')

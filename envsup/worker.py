@@ -15,6 +15,7 @@ from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional
 import numpy as np
 
 from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
+from envsup.envs import Environment
 from envsup.frames import (
     AUTO_RESET,
     BUILD,
@@ -147,16 +148,21 @@ class Host:
             return FAILED | EXTRA, error
 
     def call(self, call: Call) -> tuple[int, Any]:
-        """Call a method of an object, or read an attribute; returns the status bits and (data, extra)."""
+        """Call a method of an object, or read an attribute; returns the status bits and (data, extra).
+
+        The extra of a reset is its info, None if that is empty.
+        """
         seat = self._seats[call.local]
         if not seat.built:
             return FAILED | UNBUILT, seat.blocked
         status, data = seat.invoke(call)
+        info = None
         if call.method in _RESETS:
             seat.blocked = data if status & FAILED else None
+            info = getattr(seat.target, "_reset_info", None) if isinstance(seat.target, Environment) else None
         if seat.hosted.shm_callback is not None:
             return _through_callback(seat.hosted, call, status, data)
-        return status, data if status & FAILED else (data, None)
+        return status, data if status & FAILED else (data, info or None)
 
 
 def read_public(target: Any, name: str) -> Any:
