@@ -55,7 +55,7 @@ def waiting_time(setting: WaitingTime, tries: int) -> float:
     if setting is None:
         return 0.0
     if setting == EXPONENTIAL:
-        return float(min(FIRST_WAIT * 2.0 ** (tries - 1), LONGEST_WAIT))
+        return float(min(FIRST_WAIT * 2.0 ** min(tries - 1, 30), LONGEST_WAIT))
     seconds = float(setting(tries) if callable(setting) else setting)
     if not 0 <= seconds < math.inf:
         raise ValueError(f"retry_waiting_time gave {seconds} for the wait after {tries} failed tries")

@@ -133,6 +133,7 @@ class EnvReplies(Supervisor):
         if status & FAILED:
             if auto_reset is not None:
                 auto_reset.owner = SILENT
+            self._note_failure(env, request, data)
             self._step_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
         else:
             self._stepped(env, request, slot, status, data, auto_reset)
@@ -245,6 +246,7 @@ class EnvReplies(Supervisor):
         obs = self._slots.observation(env, request.slots[0], rest)
         if env.prepare_error is not None:
             error, env.prepare_error = env.prepare_error, None
+            self._note_failure(env, request, error)
             return self._reset_failed(env, request, error, Failure.WORKER_LOST)
         env.tries = 0
         owner, deliver = request.owner, request.owner is None

@@ -100,16 +100,20 @@ class WorkerProcess:
 
     def is_dying(self) -> bool:
         """Whether the process has been killed and has not ended yet; if so, wait until it has (Linux only)."""
+        if self.exit_fd < 0 or not self._is_leaving():
+            return False
+        wait([self.exit_fd], 1.0)
+        if self._status_fd >= 0:
+            wait([self._status_fd], 1.0)  # The fork server has to reap it first.
+        return self.has_ended()
+
+    def _is_leaving(self) -> bool:
         try:
             with open(f"/proc/{self.pid}/stat", "rb", buffering=0) as file:
                 fields = file.read().rpartition(b")")[2].split()
         except OSError:
-            return False
-        dying = int(fields[_STAT_FLAGS]) & _EXITING or int(fields[_STAT_PENDING]) >> (signal.SIGKILL - 1) & 1
-        if not dying or self.exit_fd < 0:
-            return False
-        wait([self.exit_fd], 1.0)
-        return self.has_ended()
+            return os.path.exists("/proc/self/stat")
+        return bool(int(fields[_STAT_FLAGS]) & _EXITING or int(fields[_STAT_PENDING]) >> (signal.SIGKILL - 1) & 1)
 
     def _ask_kernel(self) -> bool:
         try:

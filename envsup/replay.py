@@ -75,9 +75,9 @@ def show(episode: FailedEpisode) -> None:
 
 def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) -> int:
     """Run the episode; returns the exit status."""
-    faulthandler.enable()
+    faulthandler.enable(sys.__stderr__ or 2)
     if args.timeout is not None:
-        faulthandler.dump_traceback_later(args.timeout, exit=True)
+        faulthandler.dump_traceback_later(args.timeout, exit=True, file=sys.__stderr__ or 2)
     try:
         run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)))
     except (Exception, KeyboardInterrupt, SystemExit) as error:

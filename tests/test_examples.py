@@ -59,6 +59,14 @@ def test_crash_and_renew(tmp_path: Path) -> None:
     assert output.endswith("32 of 32 actions answered\n")
 
 
+def test_abnormal_steps(tmp_path: Path) -> None:
+    output = run("abnormal_steps.py", tmp_path, "--steps", "6000", "--num-envs", "4", "--crash-rate", "0.02")
+    learned = re.findall(r"^(\w+) +(\d+) failed steps, value learned: ([\d.]+)$", output, re.M)
+    values = {way: float(value) for way, failed, value in learned if int(failed) > 50}
+    assert values["terminal"] < 9.5
+    assert min(values["drop"], values["bootstrap"]) > 9.8
+
+
 def check_png(path: Path) -> None:
     data = path.read_bytes()
     assert data.startswith(PNG_SIGNATURE)

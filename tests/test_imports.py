@@ -108,6 +108,7 @@ NEEDED_BY_A_WORKER = [
     "envs",
     "payload",
     "errors",
+    "episode_log",
     "spaces",
     "shm",
     "arena",
