@@ -205,6 +205,14 @@ class Child(ABC):
     def doomed(self) -> bool:
         """The same, but if something has killed the worker and it is about to end, wait until it has."""
 
+    def stack(self) -> tuple[Optional[str], str]:
+        """(where the worker is, None if that cannot be had; its condition in words if that is why)."""
+        return None, ""
+
+    def last_stderr(self) -> Optional[str]:
+        """The last lines that it wrote to its standard error, if they are kept."""
+        return None
+
     @abstractmethod
     def kill(self) -> None:
         """End the worker at once.  What it owes stays in ``open``."""
@@ -241,7 +249,8 @@ class Child(ABC):
             self._restart()
 
     def _restart(self) -> None:
-        error = WorkerDied(f"{self.describe()} was restarted", self.proc_ids)
+        method, message = self.open[0].method if self.open else None, f"{self.describe()} was restarted"
+        error = WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
         self.kill()
         self.listener.on_restart(self, self.take_open(), error)
 

@@ -13,12 +13,15 @@ from multiprocessing import util as multiprocessing_util
 import numpy as np
 
 from envsup.spec import WorkerSpec, unpack_spec
+from envsup.stack_dump import dump_stack_into
 from envsup.worker import Host, PipeServer
 
 
 def run_forked(spec: WorkerSpec, fds: list[int]) -> None:
+    _reset_signals()
+    dump_stack_into(fds[3])
     _part_random_states(spec.hosted[0].proc_id, spec.life)
-    _run(spec, *fds)
+    _run(spec, *fds[:3])
 
 
 def _part_random_states(proc_id: int, life: int) -> None:
@@ -29,10 +32,12 @@ def _part_random_states(proc_id: int, life: int) -> None:
 
 def run_spawned(fds: list[int]) -> None:
     """Entry of a spawned worker: read what to host from the request pipe, then serve it."""
+    _reset_signals()
+    dump_stack_into(fds[3])
     with os.fdopen(os.dup(fds[0]), "rb", buffering=0) as pipe:
         size = int.from_bytes(_read_exactly(pipe, 8), "little")
         body = _read_exactly(pipe, size)
-    _run(unpack_spec(body, fds[3:]), *fds[:3])
+    _run(unpack_spec(body, fds[4:]), *fds[:3])
 
 
 def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
@@ -47,7 +52,6 @@ def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
 
 
 def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None:
-    _reset_signals()
     try:
         os.setpgid(0, 0)
     except OSError:

@@ -7,7 +7,7 @@ from typing import Iterator, Optional
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvRecord
 from envsup.env_requests import EnvRequests
-from envsup.errors import WorkerDied
+from envsup.errors import WorkerDied, headline
 from envsup.lifecycle import Action, EnvState, Event, Failure, after_reset, after_step
 from envsup.waiting import SILENT, Waiting
 
@@ -111,7 +111,7 @@ class RecoveringSupervisor(EnvRequests):
         if self._fatal is None:
             self._fatal = RuntimeError(
                 f"environment {env.env_id} could not be reset: max_try ({self._policy.max_try}) was reached, "
-                f"and the last exception was {type(error).__name__}: {error}"
+                f"and the last exception was {headline(error)}"
             )
             self._fatal.__cause__ = error
 
@@ -134,11 +134,12 @@ class RecoveringSupervisor(EnvRequests):
 
     def _renew_worker(self, child: Child, cause: EnvRecord) -> None:
         name = child.describe()
+        message = f"{name} was ended, to be built anew for environment {cause.env_id}"
+        ended = WorkerDied(message, child.proc_ids, child.pid, stderr=child.last_stderr())
         child.kill()
         lost = child.take_open()
-        error = self._deaths.get(cause.env_id) or WorkerDied(
-            f"{name} was ended, to be built anew for environment {cause.env_id}", child.proc_ids
-        )
+        ended.method = lost[0].method if lost else None
+        error = self._deaths.get(cause.env_id) or ended
         to_reset = self._affected(child, cause, lost, error)
         try:
             child.start()

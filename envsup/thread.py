@@ -6,7 +6,9 @@ A thread cannot be ended from outside: one that is stuck is abandoned with what 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+import traceback
 import weakref
 from collections import deque
 from functools import partial
@@ -218,6 +220,13 @@ class ChildThread(Child):
 
     def ended(self) -> bool:
         return self._current is None
+
+    def stack(self) -> tuple[Optional[str], str]:
+        thread = None if self._current is None else self._current.thread
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+        if thread is None or frame is None:
+            return None, ""
+        return f"Thread {thread.name} (most recent call last):\n" + "".join(traceback.format_stack(frame)), ""
 
     def doomed(self) -> bool:
         return self._current is None
