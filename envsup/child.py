@@ -16,6 +16,7 @@ from envsup.arena import DONE, Arena
 from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.launch import WorkerProcess
+from envsup.limits import start_error
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
 from envsup.worker import Call, Hosted
@@ -235,11 +236,18 @@ class Child(ABC):
         """Wait up to ``timeout`` seconds until ``stopped`` may have changed for one of the children."""
 
     def start(self) -> None:
-        """Start the worker and build its objects; does nothing while it runs."""
+        """Start the worker and build its objects; does nothing while it runs.
+
+        Raises:
+            OSError: if there are no more processes, descriptors or memory to be had.
+        """
         if self.alive:
             return
         self.life += 1
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            raise start_error(error, self.name()) from error
         for proc_id in self._locals:
             self._enter(Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout))
 

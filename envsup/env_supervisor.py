@@ -19,9 +19,11 @@ from envsup.arguments import (
     positive,
     positive_int,
     positive_int_or_auto,
+    process_only,
     retry_type_of,
     seed_value,
     timeout_of,
+    worker_threads_of,
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector, spread
@@ -35,6 +37,7 @@ from envsup.start_methods import warn_of_accelerators
 from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT
 from envsup.waiting import Waiting
 from envsup.worker import Call, Hosted
+from envsup.worker_threads import ThreadLimit
 
 logger = logging.getLogger("envsup")
 
@@ -71,6 +74,12 @@ class EnvSupervisor(EnvView):
             workers in all).  Name a number if a step starts threads (OpenMP, torch) that a fork would cut off.
         timesteps: load treetensor, which loads torch, now; if False, only when a timestep or a tree is first asked for.
             ``step_arrays`` and array observations never need it.
+        worker_threads: how many threads numerical libraries (OpenMP, OpenBLAS, MKL, torch) use in a worker process: a
+            number; "auto" for 1 in processes; None to leave them alone.  In forked workers the libraries are reached
+            through threadpoolctl, if that is installed (``pip install envsup[threads]``).
+        capture_stderr: keep the last lines that each worker process, and what it starts, writes to its standard error,
+            for the errors that tell of its death or of a timeout.  They appear on this process's own standard error
+            while it waits for replies, about ten times a second, and when the worker ends.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -96,6 +105,8 @@ class EnvSupervisor(EnvView):
         launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
         timesteps: bool = True,
         envs_per_child: Union[int, Literal["auto"]] = 1,
+        worker_threads: Union[int, Literal["auto"], None] = "auto",
+        capture_stderr: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -104,6 +115,9 @@ class EnvSupervisor(EnvView):
         if max_retry:
             logger.warning("`max_retry` is deprecated, use `max_try` instead.")
         in_process = self._type is ChildType.PROCESS
+        number = worker_threads_of(worker_threads, in_process)
+        self._threads = None if number is None else ThreadLimit(number)
+        self._capture_stderr = process_only("capture_stderr", capture_stderr, in_process)
         if not in_process and (shared_memory or copy_on_get):
             logger.warning("shared_memory and copy_on_get only work with processes.")
         self._shared_memory = in_process and shared_memory
@@ -219,6 +233,9 @@ class EnvSupervisor(EnvView):
     def start_link(self) -> None:
         if self._running:
             return
+        self._check_limits()
+        if self._threads is not None and self._start_method == "fork":
+            self._threads.find_libraries()
         self._arena = self._make_arena() if self._shared_memory else None
         self._slots = Slots(self._arena, self._copy_on_get)
         for child in self._children:

@@ -20,9 +20,10 @@ from multiprocessing import util as _multiprocessing_util  # noqa: F401  (its ex
 from multiprocessing.connection import wait
 from typing import Any, Optional
 
-from envsup.entry import run_forked, run_spawned
+from envsup.entry import run_forked
 from envsup.errors import signal_name
 from envsup.evidence import Evidence
+from envsup.fork_server import ForkServerWorker, redirect_stderr
 from envsup.frames import CLOSE_ALL, HEADER, STOP
 from envsup.parent_ends import close_in_forked_children
 from envsup.spec import WorkerSpec, pack_spec
@@ -236,7 +237,7 @@ def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe, evidence: E
 
     Arguments:
         method: "fork", "spawn" or "forkserver".
-        evidence: belongs to the process from then on, and is closed if there is none.
+        evidence: belongs to the process from then on.
 
     Raises:
         OSError: if there are no more processes or descriptors to be had.
@@ -252,7 +253,6 @@ def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe, evidence: E
         process = WorkerProcess(pid, request_w, reply_r, evidence, status_fd, preamble)
     except BaseException:
         _close_all(*fds)
-        evidence.close_descriptors()
         raise
     _close_all(request_r, reply_w)
     return process
@@ -279,17 +279,11 @@ def _fork(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: t
     code = 1
     try:
         _close_all(*parent_fds)
-        _redirect_stderr(stderr_fd)
+        redirect_stderr(stderr_fd)
         # What multiprocessing does in a child that it forked: the environment may use multiprocessing itself.
         code = process._bootstrap()  # type: ignore[attr-defined]
     finally:
         os._exit(code)
-
-
-def _redirect_stderr(fd: int) -> None:
-    if fd >= 0:
-        os.dup2(fd, 2)
-        os.close(fd)
 
 
 def _spawn(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
@@ -297,29 +291,11 @@ def _spawn(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: 
     fds = [*worker_fds, *shared]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
-    process = subprocess.Popen(
-        command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr_fd if stderr_fd >= 0 else None
-    )
+    environment = {**os.environ, **spec.threads.variables()} if spec.threads else None
+    stderr = stderr_fd if stderr_fd >= 0 else None
+    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
     process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
     return process.pid, -1, body
-
-
-class _ForkServerWorker:
-    """What the fork server's child unpickles and runs."""
-
-    def __init__(self, count: int, stderr_too: bool) -> None:
-        self._count = count
-        self._stderr_too = stderr_too
-
-    def _bootstrap(self, parent_sentinel: Optional[int] = None) -> int:
-        from multiprocessing import forkserver
-
-        fds = (forkserver.get_inherited_fds() or [])[-self._count :]
-        if self._stderr_too:
-            _redirect_stderr(fds.pop())
-        process = multiprocessing.get_context("fork").Process(target=run_spawned, args=(fds,))
-        code: int = process._bootstrap(parent_sentinel)  # type: ignore[attr-defined]
-        return code
 
 
 def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
@@ -335,9 +311,10 @@ def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, par
     status_r, data_w = forkserver.connect_to_new_process(fds)
     # What multiprocessing sends, without the user's main module: cloudpickle carries what is defined there.
     preparation = {"name": "envsup-worker", "sys_path": list(sys.path), "sys_argv": sys.argv, "dir": os.getcwd()}
+    worker = ForkServerWorker(len(fds), stderr_fd >= 0, spec.threads.variables() if spec.threads else {})
     try:
         with os.fdopen(data_w, "wb") as pipe:
-            pipe.write(pickle.dumps(preparation) + pickle.dumps(_ForkServerWorker(len(fds), stderr_fd >= 0)))
+            pipe.write(pickle.dumps(preparation) + pickle.dumps(worker))
         return _pid_from(status_r), status_r, body
     except BaseException:
         os.close(status_r)

@@ -104,15 +104,13 @@ class RecoveringSupervisor(EnvRequests):
         else:
             self._retry(env, action)
 
-    def _give_up(self, env: EnvRecord, error: Exception) -> None:
+    def _give_up(self, env: EnvRecord, error: Exception, reason: str = "") -> None:
         env.recovering = True  # Nothing more is sent to it.
         if any(request.expired for request in env.child.open):
             env.child.kill()  # It is stuck: closing need not wait for it.
         if self._fatal is None:
-            self._fatal = RuntimeError(
-                f"environment {env.env_id} could not be reset: max_try ({self._policy.max_try}) was reached, "
-                f"and the last exception was {headline(error)}"
-            )
+            tried = f"max_try ({self._policy.max_try}) was reached, and the last exception was {headline(error)}"
+            self._fatal = RuntimeError(f"environment {env.env_id} could not be reset: {reason or tried}")
             self._fatal.__cause__ = error
 
     def _raise_pending(self) -> None:
@@ -144,7 +142,7 @@ class RecoveringSupervisor(EnvRequests):
         try:
             child.start()
         except OSError as failure:
-            return self._give_up(cause, failure)
+            return self._give_up(cause, failure, headline(failure))
         for env_id in child.proc_ids:
             env = self._envs[env_id]
             self._deaths.pop(env_id, None)

@@ -79,7 +79,7 @@ def _write(data: bytes, wait: bool) -> int:
     return done
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _punch_hole() -> Callable[[int, int, int], Any]:
     """What frees a part of a file: the system's call, which Python does not have."""
     import ctypes

@@ -22,6 +22,7 @@ from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.inbox import Inbox, Key
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
+from envsup.limits import check_descriptors
 from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.poller import Poller, make_poller
@@ -32,6 +33,7 @@ from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
 from envsup.waiting import Bell, Doorbell, LockBell, Waiting
 from envsup.worker import Hosted
+from envsup.worker_threads import ThreadLimit
 
 logger = logging.getLogger("envsup")
 
@@ -76,6 +78,7 @@ class Supervisor:
         self._rung: deque[Child] = deque()
         self._processes: set[WorkerProcess] = set()
         self._capture_stderr = False
+        self._threads: Optional[ThreadLimit] = None
         self._patience = Patience()
         self._poller: Optional[Poller] = None
         self._doorbell: Optional[Bell] = None
@@ -104,14 +107,23 @@ class Supervisor:
         """Start the workers; does nothing when they run.
 
         Raises:
-            OSError: if the system has no more processes or descriptors; nothing is left running then.
+            OSError: if the system has no more processes, descriptors or memory; nothing is left running then.
         """
         if self._running:
             return
+        self._check_limits()
         self._open()
+        started = 0
         try:
             for child in self._children:
                 child.start()
+                started += 1
+        except OSError as error:
+            self._close_down(0.0)
+            message = (
+                f"{len(self._children)} workers are needed, and {started} could be started: {error.strerror or error}"
+            )
+            raise OSError(error.errno, message) if error.errno else OSError(message) from error
         except BaseException:
             self._close_down(0.0)
             raise
@@ -226,6 +238,11 @@ class Supervisor:
         except (KeyError, TypeError):
             raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
 
+    def _check_limits(self) -> None:
+        """Raise what would go wrong later, before anything is started."""
+        if self.TYPE_MAPPING[self._type].has_descriptors:
+            check_descriptors(len(self._children), self._start_method, self._capture_stderr)
+
     def _open(self) -> None:
         self._launches += 1
         if self.TYPE_MAPPING[self._type].has_descriptors:
@@ -273,7 +290,11 @@ class Supervisor:
     def start_process(self, spec: WorkerSpec) -> WorkerProcess:
         assert self._life_pipe is not None
         evidence = Evidence(self._capture_stderr, self._patience)
-        process = start_worker(self._start_method, spec, self._life_pipe, evidence)
+        try:
+            process = start_worker(self._start_method, spec._replace(threads=self._threads), self._life_pipe, evidence)
+        except BaseException:
+            evidence.close_descriptors()
+            raise
         self._processes.add(process)
         if self._capture_stderr:
             self.on_deadline(self.clock() + FORWARD_EVERY)

@@ -5,6 +5,7 @@ A thread cannot be ended from outside: one that is stuck is abandoned with what 
 
 from __future__ import annotations
 
+import errno
 import queue
 import sys
 import threading
@@ -156,9 +157,14 @@ class ChildThread(Child):
 
     def _start(self) -> None:
         self._closing = False
-        self._current = _Life(self)
+        self._current = life = _Life(self)
+        try:
+            life.thread.start()
+        except RuntimeError as error:
+            life.finalizer.detach()
+            self._current = None
+            raise OSError(errno.EAGAIN, str(error)) from error
         self.alive = True
-        self._current.thread.start()
 
     def pack(self, call: Call) -> Call:
         return call._replace(args=copy_value(call.args), kwargs=copy_value(dict(call.kwargs)))
