@@ -53,7 +53,7 @@ class ThreadLimit:
         if self._libraries is None:
             self.find_libraries()
         for library in self._libraries or ():
-            library.set_num_threads(self.number)
+            _set(library, self.number)
         set_in_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
         if set_in_torch is not None:
             set_in_torch(self.number)
@@ -64,3 +64,28 @@ class ThreadLimit:
         if len(sys.modules) != self._modules:
             self._libraries = None
             self.apply()
+
+
+def _set(library: Any, number: int) -> None:
+    """Set the number in one library, as threadpoolctl found it."""
+    if getattr(library, "threading_layer", None) != "pthreads" or not _set_before_start(library.dynlib, number):
+        library.set_num_threads(number)
+
+
+def _set_before_start(openblas: Any, number: int) -> bool:
+    """Whether OpenBLAS has no threads yet, as in a process just forked, and could be told without starting them.
+
+    Its own function starts all of them, and each then spins for some 30 ms, which delays the start of many workers.
+    """
+    import ctypes
+
+    try:
+        started, most, used = (
+            ctypes.c_int.in_dll(openblas, f"blas_{name}") for name in ("server_avail", "num_threads", "cpu_number")
+        )
+    except ValueError:
+        return False  # Of a version that has no such variables.
+    if started.value or number > most.value:
+        return False
+    used.value = number
+    return True
