@@ -272,10 +272,12 @@ class ChildProcess(Child):
         self.listener.on_lost(self, lost, error)
 
     def _of_which(self, request: Request) -> str:
-        """Of several environments, those that the worker had not answered for, as far as is known."""
+        """Of several environments, the one that the worker was at; those that it may have been at, if that is unknown."""
         if len(self.hosted) == 1:
             return ""
         ids = request.proc_ids[request.answered :]
+        if request.owner is None:
+            ids = ids[:1]  # Each is answered as soon as it is done.
         return f" of environment{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
     def _name(self, process: WorkerProcess) -> str:

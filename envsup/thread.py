@@ -232,7 +232,8 @@ class ChildThread(Child):
         frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
         if thread is None or frame is None:
             return None, ""
-        return f"Thread {thread.name} (most recent call last):\n" + "".join(traceback.format_stack(frame)), ""
+        calls = "".join(traceback.format_stack(frame)).rstrip()
+        return f"Thread {thread.name} (most recent call last):\n{calls}", ""
 
     def doomed(self) -> bool:
         return self._current is None
