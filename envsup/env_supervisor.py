@@ -230,17 +230,14 @@ class EnvSupervisor(EnvView):
             self.shutdown(DEFAULT_CLOSE_TIMEOUT)
             raise owner.error
 
-    def start_link(self) -> None:
-        if self._running:
-            return
-        self._check_limits()
+    def _open(self) -> None:
         if self._threads is not None and self._start_method == "fork":
             self._threads.find_libraries()
         self._arena = self._make_arena() if self._shared_memory else None
         self._slots = Slots(self._arena, self._copy_on_get)
         for child in self._children:
             child.arena = self._arena
-        super().start_link()
+        super()._open()
 
     def _make_arena(self) -> Arena:
         slots = COPY_SLOTS if self._copy_on_get else VIEW_SLOTS

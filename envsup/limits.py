@@ -11,8 +11,9 @@ from envsup.shm import available_memory
 _OF_SUPERVISOR = 5
 """Descriptors of a supervisor: its poller, its doorbell, its life pipe."""
 
-_WHILE_STARTING = {"fork": 3, "spawn": 6, "forkserver": 8}
-"""Descriptors that are open for a moment while a worker is started."""
+_WHILE_STARTING = {"fork": 3, "spawn": 7, "forkserver": 14}
+"""Descriptors that are open while a worker is started: the other ends of its pipes, what the start method needs for itself,
+and, if it is not forked, the shared memory."""
 
 
 def check_descriptors(workers: int, method: str, capture_stderr: bool) -> None:
@@ -22,7 +23,7 @@ def check_descriptors(workers: int, method: str, capture_stderr: bool) -> None:
         OSError: (EMFILE) if they need more descriptors than this process may open.
     """
     limits = _resource_limits("RLIMIT_NOFILE")
-    opened = _open_descriptors()
+    opened = None if limits is None else _open_descriptors(limits[0])
     if limits is None or opened is None:
         return
     # Ends of the two pipes, exit, stack; standard error; the status that the fork server reports.
@@ -45,7 +46,8 @@ def start_error(error: OSError, what: str) -> OSError:
 
 def _resources() -> str:
     parts = [f"{available_memory() >> 20} MB of memory are available"]
-    opened, descriptors = _open_descriptors(), _resource_limits("RLIMIT_NOFILE")
+    descriptors = _resource_limits("RLIMIT_NOFILE")
+    opened = None if descriptors is None else _open_descriptors(descriptors[0])
     if opened is not None and descriptors is not None:
         parts.append(f"{opened} of {_number(descriptors[0])} descriptors are open")
     processes, tasks = _resource_limits("RLIMIT_NPROC"), _tasks_of_user()
@@ -68,12 +70,14 @@ def _resource_limits(name: str) -> Optional[tuple[int, int]]:
         return None
 
 
-def _open_descriptors() -> Optional[int]:
+def _open_descriptors(limit: int) -> Optional[int]:
+    """How many are open of those that the limit allows; those above it were opened when it was higher."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
-            return len(os.listdir(folder)) - 1  # One is that of the listing.
+            found = [int(name) for name in os.listdir(folder)]
         except OSError:
-            pass
+            continue
+        return sum(limit < 0 or fd < limit for fd in found) - 1  # One is that of the listing.
     return None
 
 
