@@ -12,8 +12,8 @@ _OF_SUPERVISOR = 5
 """Descriptors of a supervisor: its poller, its doorbell, its life pipe."""
 
 _WHILE_STARTING = {"fork": 3, "spawn": 7, "forkserver": 14}
-"""Descriptors that are open while a worker is started: the other ends of its pipes, what the start method needs for itself,
-and, if it is not forked, the shared memory."""
+"""Descriptors that are open while a worker is started: the other ends of its pipes, what the start method needs for
+itself, and, if the worker is not forked, the shared memory."""
 
 
 def check_descriptors(workers: int, method: str, capture_stderr: bool) -> None:

@@ -272,7 +272,7 @@ class ChildProcess(Child):
         self.listener.on_lost(self, lost, error)
 
     def _of_which(self, request: Request) -> str:
-        """Of several environments, the one that the worker was at; those that it may have been at, if that is unknown."""
+        """Of several environments, the one that the worker was at, or those that it may have been at."""
         if len(self.hosted) == 1:
             return ""
         ids = request.proc_ids[request.answered :]

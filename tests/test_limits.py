@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import resource
 import sys
@@ -67,12 +68,10 @@ def test_no_more_are_needed_than_are_asked_for(make_process: Make) -> None:
     with pytest.raises(OSError, match="3 workers need") as caught, descriptors_limited_to(len(open_descriptors()) + 3):
         sup.launch()
     needed = int(str(caught.value).split("workers need ")[1].split()[0])
-    spare = [os.open(os.devnull, os.O_RDONLY) for _ in range(3)]
-    with descriptors_limited_to(max(spare) + 1 + needed):
+    opened = open_descriptors()
+    with descriptors_limited_to(next(n for n in itertools.count() if n - sum(fd < n for fd in opened) == needed)):
         sup.launch()
-        sup.close()
-    for fd in spare:
-        os.close(fd)
+    assert sup.ready_obs_id == [0, 1, 2]
 
 
 def test_renewal_that_finds_no_descriptors_gives_up(make_fork: Make) -> None:
