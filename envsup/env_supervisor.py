@@ -203,6 +203,8 @@ class EnvSupervisor(EnvView):
 
         Raises:
             AssertionError: if the supervisor is not closed, or ``reset_param`` is not for all environments.
+            OSError: if there are too few descriptors (checked before anything is started), or no more processes.
+            MemoryError: if there is no room for shared memory.
             RuntimeError: if an environment could not be reset in ``max_try`` tries.
         """
         assert self.closed, "Please first close the env supervisor before launching it."

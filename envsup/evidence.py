@@ -23,6 +23,7 @@ FORWARD_EVERY = 0.1
 
 _FATAL_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 _FATAL_START = b"Fatal Python error:"
+_LONGEST_DUMP = 1 << 20
 _LONGEST_STACK = 1 << 16
 _HALTED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "in a system call that cannot be interrupted"}
 
@@ -71,7 +72,7 @@ def status_of(pid: int) -> Optional[Status]:
 def _tidy(dump: bytes) -> Optional[str]:
     """The dump without what lies outside of the worker (of a forked one: what its parent was doing)."""
     lines, outside = [], False
-    for line in dump.decode(errors="replace").splitlines():
+    for line in dump[:_LONGEST_STACK].decode(errors="replace").splitlines():
         outside = outside and line.startswith("  ")
         if not outside and not line.startswith("Extension modules:"):
             lines.append(line)
@@ -83,14 +84,19 @@ class Patience:
     """How long the workers of one supervisor are waited for, so that many stuck ones cost no more than one."""
 
     def __init__(self) -> None:
-        self._began = -math.inf
+        self._left = PATIENCE
+        self._last = -math.inf
 
-    def limit(self) -> float:
-        """Until when, on the monotonic clock."""
-        now = time.monotonic()
-        if now - self._began > 1.0:
-            self._began = now
-        return max(self._began + PATIENCE, now + 0.01)
+    def grant(self) -> float:
+        """Seconds that the next of them has."""
+        if time.monotonic() - self._last > 1.0:
+            self._left = PATIENCE
+        return max(self._left, 0.01)
+
+    def take(self, seconds: float) -> None:
+        """One of them has used so many."""
+        self._left -= seconds
+        self._last = time.monotonic()
 
 
 class Evidence:
@@ -133,12 +139,15 @@ class Evidence:
             os.kill(pid, STACK_SIGNAL)
         except OSError:
             return None, ""
+        start = time.monotonic()
         self._wait_for_dump(pid, not status or status.has_yet_to_dump())
+        self._patience.take(time.monotonic() - start)
         return self._take(), ""
 
     def _wait_for_dump(self, pid: int, by_size: bool) -> None:
         """Until the dump is whole: the system says so; ``by_size``: it has not grown for a while."""
-        limit, pause, size = self._patience.limit(), 0.0002, 0
+        pause, size = 0.0002, 0
+        limit = time.monotonic() + self._patience.grant()
         while time.monotonic() < limit:
             time.sleep(0.02 if by_size else pause)
             before, size = size, os.fstat(self.stack_fd).st_size
@@ -152,7 +161,7 @@ class Evidence:
             pause = min(2 * pause, 0.005)
 
     def _take(self) -> Optional[str]:
-        data = os.pread(self.stack_fd, _LONGEST_STACK, 0)
+        data = os.pread(self.stack_fd, _LONGEST_DUMP, 0)
         os.ftruncate(self.stack_fd, 0)
         return _tidy(data)
 
@@ -161,7 +170,7 @@ class Evidence:
         if exit_code is None or -exit_code not in _FATAL_SIGNALS:
             return None
         size = os.fstat(self.stack_fd).st_size
-        data = os.pread(self.stack_fd, _LONGEST_STACK, max(0, size - _LONGEST_STACK))
+        data = os.pread(self.stack_fd, _LONGEST_DUMP, max(0, size - _LONGEST_DUMP))
         start = data.rfind(_FATAL_START)  # Before it there may be what it was asked for earlier.
         return _tidy(data[start:]) if start >= 0 else None
 

@@ -19,7 +19,7 @@ from support import FORK, FORKSERVER, SPAWN, THREAD, Clock, Kind, Make, Maker, e
 
 from envsup import EnvSupervisor
 from envsup.errors import WorkerDied, WorkerTimeout
-from envsup.evidence import Evidence
+from envsup.evidence import PATIENCE, Evidence, Patience
 
 LONG = 50
 TINY = 1e-3
@@ -184,6 +184,27 @@ def test_process_that_would_die_of_the_signal_is_not_sent_it() -> None:
         assert alive(other.pid)
         other.kill()
     evidence.close()
+
+
+def test_stack_where_the_system_tells_nothing_of_a_process(
+    clock: Clock, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("envsup.evidence.status_of", lambda pid: None)
+    with made(FORK, [partial(Talker, folder)], clock=clock, step_timeout=10, retry_type="renew") as sup:
+        with late_step(sup, clock, folder, {0: "my read"}) as outcome:
+            pass
+        error = error_of(outcome[0][0])
+        assert isinstance(error, WorkerTimeout)
+        assert "my_read" in str(error.stack)
+
+
+def test_many_that_do_not_tell_are_waited_for_no_longer_than_one() -> None:
+    patience = Patience()
+    assert patience.grant() == PATIENCE
+    patience.take(0.75 * PATIENCE)
+    assert patience.grant() == pytest.approx(0.25 * PATIENCE)
+    patience.take(0.25 * PATIENCE)
+    assert 0 < patience.grant() < 0.1 * PATIENCE
 
 
 # -- deaths --
