@@ -110,3 +110,19 @@ def recovers(value: Any) -> bool:
 
 def timeout_of(name: str, value: Any) -> Optional[float]:
     return None if value is None or value == math.inf else positive(name, value)
+
+
+def worker_threads_of(value: Any, in_process: bool) -> Optional[int]:
+    """The number of threads for the libraries of a worker process, None to leave them alone."""
+    if value is None or (value == "auto" and not in_process):
+        return None
+    if not in_process:
+        raise ValueError("worker_threads is for worker processes: threads share the libraries of this process")
+    return positive_int_or_auto("worker_threads", value) or 1
+
+
+def process_only(name: str, value: bool, in_process: bool) -> bool:
+    """A switch that threads do not have."""
+    if value and not in_process:
+        raise ValueError(f"{name} is for worker processes: threads share the standard error of this process")
+    return bool(value)

@@ -16,6 +16,7 @@ from envsup.arena import DONE, Arena
 from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.launch import WorkerProcess
+from envsup.limits import start_error
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
 from envsup.worker import Call, Hosted
@@ -209,6 +210,14 @@ class Child(ABC):
     def doomed(self) -> bool:
         """The same, but if something has killed the worker and it is about to end, wait until it has."""
 
+    def stack(self) -> tuple[Optional[str], str]:
+        """(where the worker is, None if that cannot be had; its condition in words if that is why)."""
+        return None, ""
+
+    def last_stderr(self) -> Optional[str]:
+        """The last lines that it wrote to its standard error, if they are kept."""
+        return None
+
     @abstractmethod
     def kill(self) -> None:
         """End the worker at once.  What it owes stays in ``open``."""
@@ -231,11 +240,18 @@ class Child(ABC):
         """Wait up to ``timeout`` seconds until ``stopped`` may have changed for one of the children."""
 
     def start(self) -> None:
-        """Start the worker and build its objects; does nothing while it runs."""
+        """Start the worker and build its objects; does nothing while it runs.
+
+        Raises:
+            OSError: if there are no more processes, descriptors or memory to be had.
+        """
         if self.alive:
             return
         self.life += 1
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            raise start_error(error, self.name()) from error
         for proc_id in self._locals:
             self._enter(Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout))
 
@@ -245,7 +261,8 @@ class Child(ABC):
             self._restart()
 
     def _restart(self) -> None:
-        error = WorkerDied(f"{self.describe()} was restarted", self.proc_ids)
+        method, message = self.open[0].method if self.open else None, f"{self.describe()} was restarted"
+        error = WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
         self.kill()
         self.listener.on_restart(self, self.take_open(), error)
 

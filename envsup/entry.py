@@ -13,12 +13,15 @@ from multiprocessing import util as multiprocessing_util
 import numpy as np
 
 from envsup.spec import WorkerSpec, unpack_spec
+from envsup.stack_dump import dump_stack_into
 from envsup.worker import Host, PipeServer
 
 
 def run_forked(spec: WorkerSpec, fds: list[int]) -> None:
+    _reset_signals()
+    dump_stack_into(fds[3])
     _part_random_states(spec.hosted[0].proc_id, spec.life)
-    _run(spec, *fds)
+    _run(spec, *fds[:3])
 
 
 def _part_random_states(proc_id: int, life: int) -> None:
@@ -27,12 +30,21 @@ def _part_random_states(proc_id: int, life: int) -> None:
     random.seed(f"{random.getrandbits(128)} {proc_id} {life}")
 
 
-def run_spawned(fds: list[int]) -> None:
-    """Entry of a spawned worker: read what to host from the request pipe, then serve it."""
+def run_spawned(fds: list[int], is_fresh: bool = True) -> None:
+    """Entry of a spawned worker: read what to host from the request pipe, then serve it.
+
+    Arguments:
+        is_fresh: whether the number of threads was in the environment before a library was loaded.
+    """
+    _reset_signals()
+    dump_stack_into(fds[3])
     with os.fdopen(os.dup(fds[0]), "rb", buffering=0) as pipe:
         size = int.from_bytes(_read_exactly(pipe, 8), "little")
         body = _read_exactly(pipe, size)
-    _run(unpack_spec(body, fds[3:]), *fds[:3])
+    spec = unpack_spec(body, fds[4:])
+    if spec.threads is not None:
+        spec.threads.by_environment = is_fresh and spec.threads.is_in(os.environ)
+    _run(spec, *fds[:3])
 
 
 def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
@@ -47,13 +59,15 @@ def _read_exactly(pipe: io.FileIO, size: int) -> bytes:
 
 
 def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None:
-    _reset_signals()
     try:
         os.setpgid(0, 0)
     except OSError:
         pass  # It leads a session already.
     _die_with_parent(life_fd)
-    PipeServer(Host(spec.hosted, spec.arena), request_fd, reply_fd).serve()
+    if spec.threads is not None:
+        spec.threads.apply()
+    host = Host(spec.hosted, spec.arena, spec.threads.apply_again if spec.threads else None)
+    PipeServer(host, request_fd, reply_fd).serve()
     _leave_behind()
 
 

@@ -20,6 +20,7 @@ from envsup.arguments import (
     positive,
     positive_int,
     positive_int_or_auto,
+    process_only,
     recovers,
     restart_limit_of,
     retry_type_of,
@@ -27,6 +28,7 @@ from envsup.arguments import (
     seed_value,
     timeout_of,
     worker_limits_of,
+    worker_threads_of,
 )
 from envsup.budget import WaitingTime
 from envsup.child import DEFAULT_CLOSE_TIMEOUT
@@ -42,6 +44,7 @@ from envsup.start_methods import warn_of_accelerators
 from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT
 from envsup.waiting import Waiting
 from envsup.worker import Call, Hosted
+from envsup.worker_threads import ThreadLimit
 
 logger = logging.getLogger("envsup")
 
@@ -90,6 +93,12 @@ class EnvSupervisor(EnvView):
             from a random one.  See docs/recovery.md for what it cannot see.
         crash_dir: a folder into which each failure writes a small file; ``python -m envsup replay FILE --env ...`` runs
             that episode again.
+        worker_threads: how many threads numerical libraries (OpenMP, OpenBLAS, MKL, torch) use in a worker process: a
+            number; "auto" for 1 in processes; None to leave them alone.  In forked workers the libraries are reached
+            through threadpoolctl, if that is installed (``pip install envsup[threads]``).
+        capture_stderr: keep the last lines that each worker process, and what it starts, writes to its standard error,
+            for the errors that tell of its death or of a timeout.  They appear on this process's own standard error
+            while it waits for replies, about ten times a second, and when the worker ends.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -120,6 +129,8 @@ class EnvSupervisor(EnvView):
         max_episodes_per_worker: Optional[int] = None,
         recover: Optional[Literal["replay"]] = None,
         crash_dir: Union[str, "os.PathLike[str]", None] = None,
+        worker_threads: Union[int, Literal["auto"], None] = "auto",
+        capture_stderr: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -128,6 +139,9 @@ class EnvSupervisor(EnvView):
         if max_retry:
             logger.warning("`max_retry` is deprecated, use `max_try` instead.")
         in_process = self._type is ChildType.PROCESS
+        number = worker_threads_of(worker_threads, in_process)
+        self._threads = None if number is None else ThreadLimit(number)
+        self._capture_stderr = process_only("capture_stderr", capture_stderr, in_process)
         if not in_process and (shared_memory or copy_on_get):
             logger.warning("shared_memory and copy_on_get only work with processes.")
         self._shared_memory = in_process and shared_memory
@@ -231,6 +245,8 @@ class EnvSupervisor(EnvView):
 
         Raises:
             AssertionError: if the supervisor is not closed, or ``reset_param`` is not for all environments.
+            OSError: if there are too few descriptors (checked before anything is started), or no more processes.
+            MemoryError: if there is no room for shared memory.
             RuntimeError: if an environment could not be reset in ``max_try`` tries.
         """
         assert self.closed, "Please first close the env supervisor before launching it."
@@ -259,14 +275,14 @@ class EnvSupervisor(EnvView):
             self.shutdown(DEFAULT_CLOSE_TIMEOUT)
             raise owner.error
 
-    def start_link(self) -> None:
-        if self._running:
-            return
+    def _open(self) -> None:
+        if self._threads is not None and self._start_method == "fork":
+            self._threads.find_libraries()
         self._arena = self._make_arena() if self._shared_memory else None
         self._slots = Slots(self._arena, self._copy_on_get)
         for child in self._children:
             child.arena = self._arena
-        super().start_link()
+        super()._open()
 
     def _make_arena(self) -> Arena:
         slots = COPY_SLOTS if self._copy_on_get else VIEW_SLOTS

@@ -6,6 +6,7 @@ so that it can be killed with them, and a pipe from the supervisor's process kil
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import multiprocessing.context
@@ -19,7 +20,10 @@ from multiprocessing import util as _multiprocessing_util  # noqa: F401  (its ex
 from multiprocessing.connection import wait
 from typing import Any, Optional
 
-from envsup.entry import run_forked, run_spawned
+from envsup.entry import run_forked
+from envsup.errors import signal_name
+from envsup.evidence import Evidence
+from envsup.fork_server import ForkServerWorker, redirect_stderr
 from envsup.frames import CLOSE_ALL, HEADER, STOP
 from envsup.parent_ends import close_in_forked_children
 from envsup.spec import WorkerSpec, pack_spec
@@ -65,17 +69,34 @@ class WorkerProcess:
         reply_fd: non-blocking, for reading.
         exit_fd: readable once the process has ended, -1 where the system has no such thing.
         preamble: what must be written to ``request_fd`` before anything else.
+        evidence: what it leaves behind for whoever has to find out why it failed.
     """
 
-    def __init__(self, pid: int, request_fd: int, reply_fd: int, status_fd: int = -1, preamble: bytes = b"") -> None:
+    def __init__(
+        self,
+        pid: int,
+        request_fd: int,
+        reply_fd: int,
+        evidence: Evidence,
+        status_fd: int = -1,
+        preamble: bytes = b"",
+    ) -> None:
         self.pid = pid
         self.request_fd = request_fd
         self.reply_fd = reply_fd
         self.preamble = preamble
+        self.evidence = evidence
         self.exit_code: Optional[int] = None
         self._status_fd = status_fd
         self._ended = False
-        self.exit_fd = self._open_exit_fd()
+        self.exit_fd = -1
+        try:
+            self.exit_fd = self._open_exit_fd()
+        except OSError:
+            self.kill()
+            if status_fd >= 0:
+                os.close(status_fd)
+            raise
         os.set_blocking(request_fd, False)
         os.set_blocking(reply_fd, False)
         close_in_forked_children(self)
@@ -84,8 +105,9 @@ class WorkerProcess:
         if hasattr(os, "pidfd_open"):
             try:
                 return os.pidfd_open(self.pid)
-            except OSError:
-                pass
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    raise
         return os.dup(self._status_fd) if self._status_fd >= 0 else -1
 
     def has_ended(self) -> bool:
@@ -174,6 +196,12 @@ class WorkerProcess:
             if fd >= 0:
                 setattr(self, name, -1)
                 os.close(fd)
+        self.evidence.close_descriptors()
+
+    def close(self) -> None:
+        """Close the descriptors, after the last that the process had to say."""
+        self.evidence.close()
+        self.close_descriptors()
 
     def ask_to_stop(self) -> None:
         """Have the worker close what it hosts and leave, if it can be told."""
@@ -192,14 +220,6 @@ class WorkerProcess:
         return f"exited with code {code}"
 
 
-def signal_name(number: int) -> str:
-    """SIGKILL for 9, and so on."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def end_processes(processes: set[WorkerProcess], life_pipe: LifePipe, owner: int, timeout: float = 1.0) -> None:
     """End workers that nobody closed, within about ``timeout`` seconds; in a forked copy of their owner, do nothing."""
     if os.getpid() != owner:
@@ -211,36 +231,35 @@ def end_processes(processes: set[WorkerProcess], life_pipe: LifePipe, owner: int
         if process.exit_fd >= 0 and not process.has_ended():
             wait([process.exit_fd], max(0.0, end - time.monotonic()))
         process.kill()
-        process.close_descriptors()
+        process.close()
     processes.clear()
     life_pipe.close()
 
 
-def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe) -> WorkerProcess:
+def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe, evidence: Evidence) -> WorkerProcess:
     """Start a worker process.
 
     Arguments:
         method: "fork", "spawn" or "forkserver".
+        evidence: belongs to the process from then on.
 
     Raises:
         OSError: if there are no more processes or descriptors to be had.
         TypeError: if something cannot be sent to the new process (never with fork).
     """
-    request_r, request_w = os.pipe()
+    fds: list[int] = []
     try:
-        reply_r, reply_w = os.pipe()
-    except OSError:
-        _close_all(request_r, request_w)
-        raise
-    try:
-        worker_fds = [request_r, reply_w, life_pipe.worker_end]
-        pid, status_fd, preamble = STARTERS[method](spec, worker_fds, (request_w, reply_r))
+        fds += os.pipe()
+        fds += os.pipe()
+        request_r, request_w, reply_r, reply_w = fds
+        worker_fds = [request_r, reply_w, life_pipe.worker_end, evidence.stack_fd]
+        pid, status_fd, preamble = STARTERS[method](spec, worker_fds, evidence.stderr_fd, (request_w, reply_r))
+        process = WorkerProcess(pid, request_w, reply_r, evidence, status_fd, preamble)
     except BaseException:
-        _close_all(request_w, reply_r)
+        _close_all(*fds)
         raise
-    finally:
-        _close_all(request_r, reply_w)
-    return WorkerProcess(pid, request_w, reply_r, status_fd, preamble)
+    _close_all(request_r, reply_w)
+    return process
 
 
 def _close_all(*fds: int) -> None:
@@ -248,7 +267,11 @@ def _close_all(*fds: int) -> None:
         os.close(fd)
 
 
-def _fork(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
+Started = tuple[int, int, bytes]
+"""Process id, descriptor that tells how the process ended (-1 for none), preamble."""
+
+
+def _fork(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
     process = multiprocessing.get_context("fork").Process(target=run_forked, args=(spec, worker_fds))
     pid = os.fork()
     if pid:
@@ -260,42 +283,30 @@ def _fork(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) 
     code = 1
     try:
         _close_all(*parent_fds)
+        redirect_stderr(stderr_fd)
         # What multiprocessing does in a child that it forked: the environment may use multiprocessing itself.
         code = process._bootstrap()  # type: ignore[attr-defined]
     finally:
         os._exit(code)
 
 
-def _spawn(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
+def _spawn(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
     body, shared = pack_spec(spec)
     fds = [*worker_fds, *shared]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
-    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)
+    environment = {**os.environ, **spec.threads.variables()} if spec.threads else None
+    stderr = stderr_fd if stderr_fd >= 0 else None
+    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
     process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
     return process.pid, -1, body
 
 
-class _ForkServerWorker:
-    """What the fork server's child unpickles and runs."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-
-    def _bootstrap(self, parent_sentinel: Optional[int] = None) -> int:
-        from multiprocessing import forkserver
-
-        fds = (forkserver.get_inherited_fds() or [])[-self._count :]
-        process = multiprocessing.get_context("fork").Process(target=run_spawned, args=(fds,))
-        code: int = process._bootstrap(parent_sentinel)  # type: ignore[attr-defined]
-        return code
-
-
-def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[int, int]) -> tuple[int, int, bytes]:
+def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
     from multiprocessing import forkserver
 
     body, shared = pack_spec(spec)
-    fds = [*worker_fds, *shared]
+    fds = [*worker_fds, *shared, *([stderr_fd] if stderr_fd >= 0 else [])]
     server: Any = forkserver._forkserver
     if server._preload_modules == ["__main__"]:
         # The default, which some versions of Python act upon: a script without a guard would run in the server.
@@ -304,10 +315,21 @@ def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], parent_fds: tuple[i
     status_r, data_w = forkserver.connect_to_new_process(fds)
     # What multiprocessing sends, without the user's main module: cloudpickle carries what is defined there.
     preparation = {"name": "envsup-worker", "sys_path": list(sys.path), "sys_argv": sys.argv, "dir": os.getcwd()}
-    with os.fdopen(data_w, "wb") as pipe:
-        pipe.write(pickle.dumps(preparation) + pickle.dumps(_ForkServerWorker(len(fds))))
-    pid = int.from_bytes(os.read(status_r, 8), sys.byteorder, signed=True)
-    return pid, status_r, body
+    worker = ForkServerWorker(len(fds), stderr_fd >= 0, spec.threads.variables() if spec.threads else {})
+    try:
+        with os.fdopen(data_w, "wb") as pipe:
+            pipe.write(pickle.dumps(preparation) + pickle.dumps(worker))
+        return _pid_from(status_r), status_r, body
+    except BaseException:
+        os.close(status_r)
+        raise
+
+
+def _pid_from(status_fd: int) -> int:
+    data = os.read(status_fd, 8)
+    if len(data) < 8:
+        raise OSError(errno.EAGAIN, "the fork server ended when it was to start a process")
+    return int.from_bytes(data, sys.byteorder, signed=True)
 
 
 STARTERS = {"fork": _fork, "spawn": _spawn, "forkserver": _ask_forkserver}

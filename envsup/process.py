@@ -231,8 +231,9 @@ class ChildProcess(Child):
 
     def _on_nonsense(self) -> None:
         """A reply to nothing: something else wrote to the pipe, and nothing from it can be trusted."""
+        process, message = self._process, f"{self.describe()} sent a reply that fits no request and was killed"
         self.kill()
-        self._report_loss(f"{self.describe()} sent a reply that fits no request and was killed", None)
+        self._report_loss(message, process)
 
     def _on_exit(self) -> None:
         process = self._process
@@ -241,8 +242,9 @@ class ChildProcess(Child):
         self._drain(process)
         if self._process is not process:
             return
+        stack = process.evidence.fatal_stack(process.exit_code)
         self._release()
-        self._report_loss(f"{self._name(process)} {process.ending()}", process)
+        self._report_loss(f"{self._name(process)} {process.ending()}", process, stack)
 
     def _drain(self, process: WorkerProcess) -> None:
         """What the worker had written before it ended is as good as any reply."""
@@ -256,16 +258,27 @@ class ChildProcess(Child):
             self._buffer += data
             self._parse_buffer()
 
-    def _report_loss(self, message: str, process: Optional[WorkerProcess]) -> None:
+    def _report_loss(self, message: str, process: Optional[WorkerProcess], stack: Optional[str] = None) -> None:
         lost = self.take_open()
+        method = None
         if lost:
-            first = lost[0]
-            what = "being built" if first.method == BUILD_METHOD else f"asked for {first.method}"
-            message += f" while it was {what}"
-        error = WorkerDied(
-            message, self.proc_ids, process.pid if process else None, process.exit_code if process else None
-        )
+            method = lost[0].method
+            what = "being built" if method == BUILD_METHOD else f"asked for {method}"
+            message += f" while it was {what}{self._of_which(lost[0])}"
+        pid, exit_code, stderr = None, None, None
+        if process is not None:
+            pid, exit_code, stderr = process.pid, process.exit_code, process.evidence.last_stderr()
+        error = WorkerDied(message, self.proc_ids, pid, exit_code, method=method, stack=stack, stderr=stderr)
         self.listener.on_lost(self, lost, error)
+
+    def _of_which(self, request: Request) -> str:
+        """Of several environments, the one that the worker was at, or those that it may have been at."""
+        if len(self.hosted) == 1:
+            return ""
+        ids = request.proc_ids[request.answered :]
+        if request.owner is None:
+            ids = ids[:1]  # Each is answered as soon as it is done.
+        return f" of environment{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
 
     def _name(self, process: WorkerProcess) -> str:
         return f"{self.name()} (pid {process.pid})"
@@ -285,6 +298,15 @@ class ChildProcess(Child):
     def ended(self) -> bool:
         return self._process is None or self._process.has_ended()
 
+    def stack(self) -> tuple[Optional[str], str]:
+        process = self._process
+        if process is None or process.has_ended():
+            return None, ""
+        return process.evidence.stack_now(process.pid, all(r.method != BUILD_METHOD for r in self.open))
+
+    def last_stderr(self) -> Optional[str]:
+        return None if self._process is None else self._process.evidence.last_stderr()
+
     def doomed(self) -> bool:
         return self._process is None or self._process.has_ended() or self._process.is_dying()
 
@@ -297,7 +319,7 @@ class ChildProcess(Child):
         for fd in (process.reply_fd, process.exit_fd, process.request_fd):
             if fd >= 0:
                 self.listener.handle(fd, None)
-        process.close_descriptors()
+        process.close()
         self.listener.process_ended(process)
         self._buffer = bytearray()
         self._outbox = bytearray()

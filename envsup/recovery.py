@@ -9,7 +9,7 @@ from envsup.budget import RestartLimit, waiting_time
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvRecord
 from envsup.env_requests import EnvRequests
-from envsup.errors import WorkerDied, abnormal_info
+from envsup.errors import WorkerDied, abnormal_info, headline
 from envsup.lifecycle import Action, EnvState, Event, Failure, after_reset, after_step
 from envsup.waiting import SILENT, Waiting
 
@@ -122,7 +122,7 @@ class RecoveringSupervisor(EnvRequests):
         if any(request.expired for request in env.child.open):
             env.child.kill()  # It is stuck: closing need not wait for it.
         if self._fatal is None:
-            last = f", and the last exception was {type(error).__name__}: {error}" if error is not None else ""
+            last = f", and the last exception was {headline(error)}" if error is not None else ""
             self._fatal = RuntimeError(f"environment {env.env_id} {why}{last}")
             self._fatal.__cause__ = error
 
@@ -152,11 +152,12 @@ class RecoveringSupervisor(EnvRequests):
 
     def _renew_worker(self, child: Child, cause: EnvRecord) -> None:
         name = child.describe()
+        message = f"{name} was ended, to be built anew for environment {cause.env_id}"
+        ended = WorkerDied(message, child.proc_ids, child.pid, stderr=child.last_stderr())
         child.kill()
         lost = child.take_open()
-        error = self._deaths.get(cause.env_id) or WorkerDied(
-            f"{name} was ended, to be built anew for environment {cause.env_id}", child.proc_ids
-        )
+        ended.method = lost[0].method if lost else None
+        error = self._deaths.get(cause.env_id) or ended
         to_reset = self._affected(child, cause, lost, error)
         try:
             child.start()

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import weakref
-from typing import Any, Mapping, Optional, Union, cast
+from typing import Any, Iterator, Mapping, Optional, Union, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ class SharedMemory:
     def __init__(self, size: int, by_descriptor: bool = False) -> None:
         self.size = max(size, 1)
         self.fd = -1
-        available = _available_memory()
+        available = available_memory()
         if self.size > available:
             raise MemoryError(f"{self.size} bytes of shared memory are needed, and {available} are available")
         try:
@@ -56,16 +56,53 @@ class SharedMemory:
         return view
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Bytes that can be had without swapping.  The kernel itself would promise more, and then kill whoever uses it."""
+    available = _left_in_control_groups()
     try:
         with open("/proc/meminfo") as file:
             for line in file:
                 if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
+                    return min(available, int(line.split()[1]) * 1024)
     except OSError:
         pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else sys.maxsize
+    if hasattr(os, "sysconf"):
+        available = min(available, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return available
+
+
+def _left_in_control_groups(listing: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> int:
+    """Bytes that the control groups of this process, those above them included, still let it have."""
+    left = [sys.maxsize]
+    try:
+        with open(listing) as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return sys.maxsize
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            left += _left_up_to(root, path, "memory.max", "memory.current", "")
+        elif "memory" in controllers.split(","):
+            left += _left_up_to(f"{root}/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    return max(0, min(left))
+
+
+def _left_up_to(root: str, path: str, limit: str, usage: str, prefix: str) -> Iterator[int]:
+    names = [name for name in path.split("/") if name]
+    for depth in range(len(names), -1, -1):
+        folder = "/".join([root, *names[:depth]])
+        try:
+            with open(f"{folder}/{limit}") as file:
+                allowed = int(file.read())  # "max" is no number.
+            with open(f"{folder}/{usage}") as file:
+                used = int(file.read())
+            with open(f"{folder}/memory.stat") as file:
+                stat = dict(line.split() for line in file)
+        except (OSError, ValueError):
+            continue
+        # What is kept of files is given up for whoever needs memory.
+        yield allowed - used + sum(int(stat.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
 
 
 def _anonymous_file(size: int) -> int:
@@ -79,11 +116,16 @@ def _anonymous_file(size: int) -> int:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(fd, 0, size)
         else:
-            os.ftruncate(fd, size)
+            _write_zeros(fd, size)
     except OSError:
         os.close(fd)
         raise
     return fd
+
+
+def _write_zeros(fd: int, size: int) -> None:
+    while size > 0:
+        size -= os.write(fd, bytes(min(size, 1 << 20)))
 
 
 def _close_descriptor(fd: int, owner: int) -> None:

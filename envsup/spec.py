@@ -10,14 +10,16 @@ from typing import Any, NamedTuple, Optional
 from envsup.arena import Arena
 from envsup.shm import SharedMemory
 from envsup.worker import Hosted
+from envsup.worker_threads import ThreadLimit
 
 
 class WorkerSpec(NamedTuple):
-    """What a worker process is to host; ``life`` counts its starts."""
+    """What a worker process is to host; ``life`` counts its starts, ``threads`` limits those of its libraries."""
 
     hosted: list[Hosted]
     arena: Optional[Arena]
     life: int
+    threads: Optional[ThreadLimit] = None
 
 
 class _Pickled:

@@ -18,9 +18,11 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, NoReturn, Optiona
 
 from envsup.arena import FAILED
 from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request, stop_all
-from envsup.errors import SupervisorClosed, WorkerDied
+from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
+from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.inbox import Inbox, Key
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
+from envsup.limits import check_descriptors
 from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.poller import Poller, make_poller
@@ -31,6 +33,7 @@ from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
 from envsup.waiting import Bell, Doorbell, LockBell, Waiting
 from envsup.worker import Hosted
+from envsup.worker_threads import ThreadLimit
 
 logger = logging.getLogger("envsup")
 
@@ -74,6 +77,9 @@ class Supervisor:
         self._handlers: dict[int, Callable[[], None]] = {}
         self._rung: deque[Child] = deque()
         self._processes: set[WorkerProcess] = set()
+        self._capture_stderr = False
+        self._threads: Optional[ThreadLimit] = None
+        self._patience = Patience()
         self._poller: Optional[Poller] = None
         self._doorbell: Optional[Bell] = None
         self._life_pipe: Optional[LifePipe] = None
@@ -101,14 +107,23 @@ class Supervisor:
         """Start the workers; does nothing when they run.
 
         Raises:
-            OSError: if the system has no more processes or descriptors; nothing is left running then.
+            OSError: if the system has no more processes, descriptors or memory; nothing is left running then.
         """
         if self._running:
             return
+        self._check_limits()
         self._open()
+        started = 0
         try:
             for child in self._children:
                 child.start()
+                started += 1
+        except OSError as error:
+            self._close_down(0.0)
+            message = (
+                f"{len(self._children)} workers are needed, and {started} could be started: {error.strerror or error}"
+            )
+            raise OSError(error.errno, message) if error.errno else OSError(message) from error
         except BaseException:
             self._close_down(0.0)
             raise
@@ -223,6 +238,11 @@ class Supervisor:
         except (KeyError, TypeError):
             raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
 
+    def _check_limits(self) -> None:
+        """Raise what would go wrong later, before anything is started."""
+        if self.TYPE_MAPPING[self._type].has_descriptors:
+            check_descriptors(len(self._children), self._start_method, self._capture_stderr)
+
     def _open(self) -> None:
         self._launches += 1
         if self.TYPE_MAPPING[self._type].has_descriptors:
@@ -269,8 +289,15 @@ class Supervisor:
 
     def start_process(self, spec: WorkerSpec) -> WorkerProcess:
         assert self._life_pipe is not None
-        process = start_worker(self._start_method, spec, self._life_pipe)
+        evidence = Evidence(self._capture_stderr, self._patience)
+        try:
+            process = start_worker(self._start_method, spec._replace(threads=self._threads), self._life_pipe, evidence)
+        except BaseException:
+            evidence.close_descriptors()
+            raise
         self._processes.add(process)
+        if self._capture_stderr:
+            self.on_deadline(self.clock() + FORWARD_EVERY)
         return process
 
     def process_ended(self, process: WorkerProcess) -> None:
@@ -458,7 +485,9 @@ class Supervisor:
             self._suspects.discard(child)
 
     def _end_suspect(self, child: Child) -> None:
-        error = WorkerDied(f"{child.describe()} was ended, since an interrupt cut it short", child.proc_ids, child.pid)
+        method = child.open[0].method if child.open else None
+        message = f"{child.describe()} was ended, since an interrupt cut it short"
+        error = WorkerDied(message, child.proc_ids, child.pid, method=method, stderr=child.last_stderr())
         child.kill()
         self.on_lost(child, child.take_open(), error)
 
@@ -472,6 +501,9 @@ class Supervisor:
             self._dispatch(ready)
         for child in self._children:
             child.receive()  # A thread may have answered and not rung yet.
+        if self._capture_stderr:
+            for process in self._processes:
+                process.evidence.forward_stderr()
         now = self.clock()
         self._on_time(now)
         for child in self._children:
@@ -492,6 +524,8 @@ class Supervisor:
         """Do what was put off until now."""
 
     def _deadlines(self) -> Iterator[float]:
+        if self._capture_stderr and self._processes:
+            yield self.clock() + FORWARD_EVERY
         for child in self._children:
             for request in child.open:
                 if request.deadline is not None and not request.expired:
@@ -505,14 +539,20 @@ class Supervisor:
         child.kill()
         self.on_lost(child, child.take_open(), error)
 
-    def _timeout_error(self, child: Child, request: Request) -> TimeoutError:
+    def _timeout_error(self, child: Child, request: Request) -> WorkerTimeout:
         ids = ", ".join(map(str, request.proc_ids[request.answered :][:1]))
         what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
         message = f"environment {ids} {what} within {request.timeout} s"
         first = child.open[0] if child.open else request
         if first is not request and first.expired:
             message += f", as its worker has not come back from {first.method} of environment {first.proc_ids[0]}"
-        return TimeoutError(message)
+        stack, condition = child.stack()
+        if condition:
+            message += f"; {condition}"
+        proc_ids = tuple(request.proc_ids[request.answered :][:1])
+        return WorkerTimeout(
+            message, proc_ids, child.pid, method=request.method, stack=stack, stderr=child.last_stderr()
+        )
 
     # -- calls that wait for their own replies --
 

@@ -5,8 +5,11 @@ A thread cannot be ended from outside: one that is stuck is abandoned with what 
 
 from __future__ import annotations
 
+import errno
 import queue
+import sys
 import threading
+import traceback
 import weakref
 from collections import deque
 from functools import partial
@@ -154,9 +157,14 @@ class ChildThread(Child):
 
     def _start(self) -> None:
         self._closing = False
-        self._current = _Life(self)
+        self._current = life = _Life(self)
+        try:
+            life.thread.start()
+        except RuntimeError as error:
+            life.finalizer.detach()
+            self._current = None
+            raise OSError(errno.EAGAIN, str(error)) from error
         self.alive = True
-        self._current.thread.start()
 
     def pack(self, call: Call) -> Call:
         return call._replace(args=copy_value(call.args), kwargs=copy_value(dict(call.kwargs)))
@@ -218,6 +226,14 @@ class ChildThread(Child):
 
     def ended(self) -> bool:
         return self._current is None
+
+    def stack(self) -> tuple[Optional[str], str]:
+        thread = None if self._current is None else self._current.thread
+        frame = sys._current_frames().get(thread.ident or 0) if thread is not None else None
+        if thread is None or frame is None:
+            return None, ""
+        calls = "".join(traceback.format_stack(frame)).rstrip()
+        return f"Thread {thread.name} (most recent call last):\n{calls}", ""
 
     def doomed(self) -> bool:
         return self._current is None

@@ -118,16 +118,22 @@ class _Seat:
 
 
 class Host:
-    """The objects of one worker."""
+    """The objects of one worker; ``after_build`` is called whenever one of them was made."""
 
-    def __init__(self, hosted: list[Hosted], arena: Optional[Arena]) -> None:
+    def __init__(
+        self, hosted: list[Hosted], arena: Optional[Arena], after_build: Optional[Callable[[], None]] = None
+    ) -> None:
         self.hosted = hosted
         self.arena = arena
+        self._after_build = after_build
         self._seats = [_Seat(item) for item in hosted]
 
     def build(self, local: int) -> Optional[BaseException]:
         """(Re)make one object; returns the error if that failed, which then answers every request to it."""
-        return self._seats[local].build(self.arena)
+        error = self._seats[local].build(self.arena)
+        if self._after_build is not None:
+            self._after_build()
+        return error
 
     def close(self) -> None:
         """Close every object that can be closed."""

@@ -52,7 +52,7 @@ def test_crash_and_renew(tmp_path: Path) -> None:
     output = run("crash_and_renew.py", tmp_path, "--rounds", "8", "--step-timeout", "2")
     assert re.search(r"^round  5 kill  WorkerDied: .*SIGKILL", output, re.M)
     assert re.search(r"^round  5 raise ArithmeticError: the simulation diverged$", output, re.M)
-    assert re.search(r"^round  5 hang  TimeoutError: ", output, re.M)
+    assert re.search(r"^round  5 hang  WorkerTimeout: ", output, re.M)
     table = re.findall(r"^(none|kill|raise|hang) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+)$", output, re.M)
     columns = {fault: (int(actions), int(normal), int(abnormal)) for fault, actions, normal, abnormal, *_ in table}
     assert columns == {"none": (8, 8, 0), "kill": (8, 7, 1), "raise": (8, 7, 1), "hang": (8, 7, 1)}

@@ -95,7 +95,9 @@ def test_no_module_imports_itself_by_a_detour() -> None:
         done |= free
 
 
-@pytest.mark.parametrize("module", ["payload", "errors", "lifecycle", "spaces", "shm", "frames"])
+@pytest.mark.parametrize(
+    "module", ["payload", "errors", "lifecycle", "spaces", "shm", "frames", "stack_dump", "worker_threads"]
+)
 def test_the_lowest_rooms_import_nothing_of_the_house(module: str) -> None:
     assert imports_of(module) == set()
 
@@ -113,7 +115,9 @@ NEEDED_BY_A_WORKER = [
     "shm",
     "arena",
     "frames",
+    "stack_dump",
     "testing",
+    "worker_threads",
 ]
 
 

@@ -360,7 +360,7 @@ def test_every_reset_times_out(make_local: Make, clock: Clock, tmp_path: Path) -
                 gate.wait_until_reached()
                 clock.advance(10 + TINY)
 
-        message = r"environment 1 .*max_try \(3\).*TimeoutError: environment 1 did not answer reset within 10"
+        message = r"environment 1 .*max_try \(3\).*WorkerTimeout: environment 1 did not answer reset within 10"
         with in_thread(advance), pytest.raises(RuntimeError, match=message) as caught:
             sup.reset({1: {"do": "hang"}})
         assert isinstance(caught.value.__cause__, TimeoutError)
