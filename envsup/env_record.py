@@ -39,6 +39,7 @@ class EnvRecord:
         retry: when to try again, and how.
         waiting_steps: steps that were sent meanwhile.
         latest: whose reply its newest observation came with: the call, the request or the payload.
+        failure: the newest error of a request to it.
         lost: why its episode was lost while no request was open; the next step says so.
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
@@ -55,6 +56,7 @@ class EnvRecord:
         "child",
         "deliver",
         "env_id",
+        "failure",
         "held",
         "joiners",
         "latest",
@@ -79,6 +81,7 @@ class EnvRecord:
         self.retry: Optional[tuple[float, Action]] = None
         self.waiting_steps: list[tuple[Request, Any]] = []
         self.latest: Any = None
+        self.failure: Optional[Exception] = None
         self.prepare_error: Optional[Exception] = None
         self.applied = 0
         self.special = False

@@ -27,7 +27,8 @@ from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector, spread
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
-from envsup.lifecycle import EnvRetryType, EnvState, Policy
+from envsup.lifecycle import EnvRetryType, EnvState, Event, Policy
+from envsup.observed import traced
 from envsup.payload import ChildType, RecvPayload, SendPayload
 from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
@@ -71,6 +72,8 @@ class EnvSupervisor(EnvView):
             workers in all).  Name a number if a step starts threads (OpenMP, torch) that a fork would cut off.
         timesteps: load treetensor, which loads torch, now; if False, only when a timestep or a tree is first asked for.
             ``step_arrays`` and array observations never need it.
+        trace: a file to write a timeline of each run to, for chrome://tracing and Perfetto: the steps, resets and waits
+            of the workers, and the calls of the supervisor.  It begins empty at every launch.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -96,6 +99,7 @@ class EnvSupervisor(EnvView):
         launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT,
         timesteps: bool = True,
         envs_per_child: Union[int, Literal["auto"]] = 1,
+        trace: Union[str, os.PathLike[str], None] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -120,6 +124,7 @@ class EnvSupervisor(EnvView):
         self._env_fn = factories_of(env_fn)
         self._arena: Optional[Arena] = None
         self._rounds = 0
+        self._observe(trace)
         self._create_env_ref()
         hosted = [Hosted(i, EnvironmentFactory(factory, i)) for i, factory in enumerate(self._env_fn)]
         for first in range(0, len(hosted), self._envs_per_child):
@@ -180,6 +185,7 @@ class EnvSupervisor(EnvView):
 
     # -- running --
 
+    @traced
     def launch(self, reset_param: ResetParam = None, block: bool = True) -> None:
         """Start the workers, seed the environments, enable replay and reset them.
 
@@ -190,6 +196,7 @@ class EnvSupervisor(EnvView):
         Raises:
             AssertionError: if the supervisor is not closed, or ``reset_param`` is not for all environments.
             RuntimeError: if an environment could not be reset in ``max_try`` tries.
+            OSError: if the file for ``trace`` cannot be written; nothing is started then.
         """
         assert self.closed, "Please first close the env supervisor before launching it."
         if reset_param is not None:
@@ -232,6 +239,7 @@ class EnvSupervisor(EnvView):
         shape = ArenaShape(self.env_num, slots, layout, action, reward)
         return Arena(shape, by_descriptor=self._start_method != "fork")
 
+    @traced
     def reset(self, reset_param: ResetParam = None, block: bool = True) -> None:
         """Reset environments.
 
@@ -285,6 +293,7 @@ class EnvSupervisor(EnvView):
     @overload
     def step(self, actions: Actions, block: bool) -> Optional[list[Any]]: ...
 
+    @traced
     def step(self, actions: Actions, block: bool = True) -> Optional[list[Any]]:
         """Step environments, and reset those whose episode is done.
 
@@ -314,6 +323,7 @@ class EnvSupervisor(EnvView):
             timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
             return timesteps
 
+    @traced
     def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
         """Step environments, and reset those whose episode is done, as a blocking ``step`` does; returns arrays.
 
@@ -413,6 +423,7 @@ class EnvSupervisor(EnvView):
                 if isinstance(result, (int, tuple)):
                     self._apply_step(self._envs[env_id], owner, *spread(result))
 
+    @traced
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.
 
@@ -440,6 +451,7 @@ class EnvSupervisor(EnvView):
             if payload.err is None or not ignore_err:
                 return payload
 
+    @traced
     def recv_many(
         self, min_envs: int = 1, timeout: Optional[float] = None, ignore_err: bool = False
     ) -> list[RecvPayload]:
@@ -510,6 +522,9 @@ class EnvSupervisor(EnvView):
                     sent = SendPayload(env.env_id, "", "close")
                     self._send_close(child, sent)
         self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+        self._end_observation()
+        for env in self._envs:
+            self._enter_state(env.env_id, Event.CLOSED)
         self._arena = None
         for child in self._children:
             child.arena = None

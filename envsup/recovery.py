@@ -16,6 +16,7 @@ class RecoveringSupervisor(EnvRequests):
     """A supervisor of environments that resets and renews them as its policy says."""
 
     def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
+        env.failure = error
         if request.method == "step":
             self._step_failed(env, request, error, failure)
         elif request.method == "reset":
@@ -34,7 +35,7 @@ class RecoveringSupervisor(EnvRequests):
             owner.settle()
             if failure is not Failure.WORKER_LOST:
                 # A lost worker is renewed, and told again.
-                self._set_state(env, Event.FAILED)
+                self._set_state(env, Event.FAILED, error)
                 owner.error = owner.error or error
         else:
             self._deliver(env.env_id, request, None, Event.FAILED, error=error)
@@ -53,7 +54,7 @@ class RecoveringSupervisor(EnvRequests):
         else:
             owner.results[env.env_id] = error
             owner.settle()
-            self._set_state(env, Event.FAILED)
+            self._set_state(env, Event.FAILED, error)
 
     def _recover(self, env: EnvRecord, owner: Optional[Waiting], action: Action) -> None:
         """Reset or renew an environment after a failure, once however many requests failed with it."""
@@ -85,7 +86,7 @@ class RecoveringSupervisor(EnvRequests):
             if owner is not None:
                 owner.settle()
             return
-        self._set_state(env, Event.FAILED)
+        self._set_state(env, Event.FAILED, error)
         if request.too_late:
             action, delay = Action.RENEW, None
         else:
@@ -141,7 +142,7 @@ class RecoveringSupervisor(EnvRequests):
         )
         to_reset = self._affected(child, cause, lost, error)
         try:
-            child.start()
+            child.start(self._deaths.get(cause.env_id) or cause.failure or error)
         except OSError as failure:
             return self._give_up(cause, failure)
         for env_id in child.proc_ids:
@@ -184,7 +185,7 @@ class RecoveringSupervisor(EnvRequests):
             self.on_lost(child, requests, error)
             if child.alive:
                 return  # A request that was lost has renewed it.
-            child.start()
+            child.start(error)
             for env_id in child.proc_ids:
                 env = self._envs[env_id]
                 self._deaths.pop(env_id, None)
