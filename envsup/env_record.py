@@ -39,7 +39,7 @@ class EnvRecord:
         retry: when to try again, and how.
         waiting_steps: steps that were sent meanwhile.
         latest: whose reply its newest observation came with: the call, the request or the payload.
-        failure: the newest error of a request to it.
+        failure: the newest error of a request to it, or of its worker.
         lost: why its episode was lost while no request was open; the next step says so.
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence, Union
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
 from envsup.child import BUILD_METHOD, Child, Request
@@ -138,7 +138,7 @@ class EnvReplies(Supervisor):
             env.latest = owner
             owner.pending -= 1
             if status & DONE:
-                self._enter_state(env_id, Event.ENDED)
+                self._change(env_id, EnvState.DONE, Event.ENDED)
             if owner.abandoned:
                 self._apply_step(env, owner, slot, status, extra)
         if status & DONE:
@@ -215,11 +215,15 @@ class EnvReplies(Supervisor):
         self._enter_state(env.env_id, event, error)
 
     def _enter_state(self, env_id: int, event: Event, error: Optional[BaseException] = None) -> None:
-        """Set the state of an environment to what follows from an event, and note it if it is another one."""
+        """Set the state of an environment to what follows from an event."""
+        state = self._env_states.get(env_id, EnvState.VOID)
+        self._change(env_id, TRANSITIONS[state, event], event if error is None else short(error))
+
+    def _change(self, env_id: int, new: EnvState, cause: Union[Event, str]) -> None:
         old = self._env_states.get(env_id, EnvState.VOID)
-        new = self._env_states[env_id] = TRANSITIONS[old, event]
+        self._env_states[env_id] = new
         if new is not old:
-            self._history.note(env_id, old, new, short(error, event.value))
+            self._history.note(env_id, old, new, cause)
 
     def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
         env = self._envs[request.proc_ids[0]]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from typing import NamedTuple, Optional
+from time import time
+from typing import NamedTuple, Union
 
-from envsup.lifecycle import EnvState
+from envsup.lifecycle import EnvState, Event
 
 KEPT = 1000
 
@@ -30,24 +30,25 @@ class StateChange(NamedTuple):
 
 
 class History:
-    """The last KEPT changes, oldest first."""
+    """The last KEPT changes, oldest first.  Noting one is quick; what it looks like is seen to when it is asked for."""
 
     def __init__(self) -> None:
-        self._changes: deque[StateChange] = deque(maxlen=KEPT)
+        self._changes: deque[tuple[float, int, EnvState, EnvState, Union[Event, str]]] = deque(maxlen=KEPT)
 
-    def note(self, env_id: int, old: EnvState, new: EnvState, cause: str) -> None:
+    def note(self, env_id: int, old: EnvState, new: EnvState, cause: Union[Event, str]) -> None:
         """Add a change that happens now."""
-        self._changes.append(StateChange(time.time(), env_id, old, new, cause))
+        self._changes.append((time(), env_id, old, new, cause))
 
     def snapshot(self) -> list[StateChange]:
-        """A copy of the changes."""
-        return list(self._changes)
+        """The changes."""
+        return [
+            StateChange(when, env_id, old, new, cause.value if isinstance(cause, Event) else cause)
+            for when, env_id, old, new, cause in list(self._changes)
+        ]
 
 
-def short(error: Optional[BaseException], unknown: str) -> str:
-    """The kind of an error and the first line of its text; ``unknown`` if there is none."""
-    if error is None:
-        return unknown
+def short(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
     try:
         lines = str(error).strip().splitlines()
     except Exception:

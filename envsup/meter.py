@@ -1,12 +1,15 @@
 """What a worker measures of its environments, in memory that the supervisor owns and reads at any time.
 
-The memory is the supervisor's, so that the counts go on in the next life of a worker.  It is an array of float64: the
-step counts of all environments of the worker, then ``SIZE`` cells for each of them.  A count is written last, right
-before the steps are answered: what is in the cells beyond it belongs to no step that anybody knows of.
+The memory is the supervisor's, so that the counts go on in the next life of a worker.  It is an array of float64:
+HEADER cells, then FIELDS rows with a cell for each environment of the worker, then a ring of RING such rows with the
+seconds of steps, ABSENT where an environment made no step.  Rows that have been folded are summed up in one of two
+banks of fields, in turn.  What belongs together takes effect with a single store: a worker may be killed anywhere, and
+the steps of a frame count from when they are answered.
 """
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import Any, NamedTuple, Optional, Union
 
@@ -15,16 +18,20 @@ import numpy as np
 from envsup.shm import SharedMemory
 from envsup.trace import TraceFile
 
-RING = 512
-"""Steps whose times are kept; a power of two."""
+ROWS, FOLDED, HEADER = range(3)
+"""Cells of the header: rows written so far, and how many of them have been folded."""
 
-EPISODES, RETURN, HAS_RETURN, LENGTH, LONGEST, GIVEN_UP, FIELDS = range(7)
-"""Cells of an environment: finished episodes; return of the last one, whether there is one, and its length; the longest
-step in seconds; the newest request for a step that was given up as late.  Behind them the ring: at ``n % RING`` the
-seconds that the first n steps took together."""
+EPISODES, RETURN, HAS_RETURN, LENGTH, GIVEN_UP, BANKS = range(6)
+"""Fields: finished episodes; return of the last one, whether there is one, and its length; the newest request for a
+step that was given up as late; the first of the banks."""
 
-SIZE = FIELDS + RING
-_MASK = RING - 1
+COUNT, SUM, LONGEST, BANK = range(4)
+"""Fields of a bank: steps, and the seconds that they took together and that the longest took."""
+
+FIELDS = BANKS + 2 * BANK
+RING = 2048
+_MASK, _FOLD = RING - 1, RING // 2
+ABSENT = -1.0
 
 Memory = Union[SharedMemory, bytearray]
 
@@ -45,155 +52,168 @@ class Probe(NamedTuple):
 
 def cells_for(num_envs: int) -> int:
     """How many cells a worker with so many environments needs."""
-    return num_envs * (1 + SIZE)
+    return HEADER + num_envs * (FIELDS + RING)
 
 
 def cells_of(memory: Memory) -> "memoryview[float]":
     """The cells of a memory; they keep it alive."""
-    raw = memory if isinstance(memory, bytearray) else memory.map
-    view: memoryview[float] = memoryview(raw).cast("B").cast("d")
-    return view
+    return memoryview(memory if isinstance(memory, bytearray) else memory.map).cast("B").cast("d")
 
 
-class StepMeter:
-    """Measures the steps of one environment.
+def bank_of(folded: float) -> int:
+    """The first field of the bank that holds when so many rows have been folded."""
+    return BANKS + BANK * (int(folded) // _FOLD % 2)
 
-    Attributes:
-        counts: the step counts of the worker's environments, of which this one's is at ``local``.
-        unusual: to which the meter adds itself when a step ended an episode or was the longest so far.
-    """
 
-    __slots__ = (
-        "_cells",
-        "_counts",
-        "_ended",
-        "_has_score",
-        "_local",
-        "_longest",
-        "_ring",
-        "_score",
-        "_start",
-        "_steps",
-        "_total",
-        "_unusual",
-    )
+def number_of(reward: Any) -> Optional[float]:
+    """A reward as a number: an array of one element is its item; None if it is none."""
+    try:
+        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+    except Exception:
+        return None  # An environment may return anything.
 
-    def __init__(
-        self, cells: "memoryview[float]", counts: "array[float]", local: int, unusual: "list[StepMeter]"
-    ) -> None:
-        self._cells, self._ring = cells[:FIELDS], cells[FIELDS:]
-        self._counts, self._local, self._unusual = counts, local, unusual
-        self._steps, self._total, self._longest = 0, 0.0, 0.0
-        self._ended: Optional[tuple[float, bool, int]] = None
-        self.withdraw(int(counts[local]))
-        self.begin_episode()
 
-    def begin_episode(self) -> None:
-        """The environment was reset."""
-        self._start = self._steps
-        self._score, self._has_score = 0.0, True
+class _Episode:
+    """The rewards of an episode that goes on."""
 
-    def note(self, seconds: float, reward: Any, done: Any) -> None:
-        """A step took so long and returned that."""
-        steps = self._steps = self._steps + 1
-        total = self._total = self._total + seconds
-        self._ring[steps & _MASK] = total
-        self._counts[self._local] = steps
-        if type(reward) is float:
-            self._score += reward
-        else:
-            self._add(reward)
-        if done or seconds > self._longest:
-            self._note_unusual(seconds, done)
+    __slots__ = ("length", "rewards", "score")
 
-    def _add(self, reward: Any) -> None:
-        """An environment may return anything as a reward: one that is no number leaves the episode without a return."""
+    def __init__(self) -> None:
+        self.rewards: list[Optional[float]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        self.rewards.clear()
+        self.length, self.score = 0, 0.0
+
+    def fold(self) -> None:
+        """Sum up; the score is nan from the first reward on that is no number."""
+        rewards = self.rewards
+        self.length += len(rewards)
         try:
-            self._score += float(reward if isinstance(reward, np.number) else np.asarray(reward).item())
-        except Exception:
-            self._has_score = False
-
-    def _note_unusual(self, seconds: float, done: Any) -> None:
-        self._longest = max(self._longest, seconds)
-        self._unusual.append(self)
-        if done:
-            self._ended = (self._score, self._has_score, self._steps - self._start)
-            self.begin_episode()
-
-    def settle(self) -> None:
-        """Write down what was unusual about the newest step."""
-        cells = self._cells
-        cells[LONGEST] = self._longest
-        if self._ended is not None:
-            cells[RETURN], cells[HAS_RETURN], cells[LENGTH] = self._ended
-            cells[EPISODES] += 1
-            self._ended = None
-
-    def withdraw(self, steps: int) -> None:
-        """Back to when there were so many steps: the newest one is not answered as a step."""
-        self._steps = steps
-        self._counts[self._local] = steps
-        self._total = self._ring[steps & _MASK]
-        self._longest = self._cells[LONGEST]
-        self._ended = None
-
-    def detach(self) -> None:
-        """Write to where nobody reads from now on."""
-        cells = cells_of(bytearray(8 * SIZE))
-        self._cells, self._ring = cells[:FIELDS], cells[FIELDS:]
-
-    def is_given_up(self, number: int) -> bool:
-        """Whether the supervisor has given up the request of that number for a step."""
-        given_up = self._cells[GIVEN_UP]
-        if not given_up:
-            return False
-        if number > given_up:
-            self._cells[GIVEN_UP] = 0.0  # Numbers start again after some billions.
-        return number <= given_up
+            self.score += sum(rewards)  # type: ignore[arg-type]
+        except TypeError:
+            self.score = math.nan
+        rewards.clear()
 
 
 class Meters:
-    """The meters of a worker's environments.
+    """The measurements of a worker.
 
     Arguments:
-        num_envs: how many there are.
+        num_envs: how many environments it has.
         probe: where to write; nowhere that could be read if None.
+
+    Attributes:
+        seconds: what the step of each environment took that is about to be answered, ABSENT if there is none.
+        rewards: of each environment's episode, those that are not summed up yet.
+        ended: environments whose step ended an episode.
     """
 
     def __init__(self, num_envs: int, probe: Optional[Probe] = None) -> None:
+        self._num_envs = num_envs
+        self._blank = array("d", [ABSENT]) * num_envs
+        self.seconds = self._blank[:]
+        self.ended: list[int] = []
+        self._episodes = [_Episode() for _ in range(num_envs)]
+        self.rewards = [episode.rewards for episode in self._episodes]
         memory, first = (bytearray(8 * cells_for(num_envs)), 0) if probe is None else probe[:2]
-        cells = cells_of(memory)[first : first + cells_for(num_envs)]
-        self._published = cells[:num_envs]
-        self._counts = array("d", self._published)
-        self._unusual: list[StepMeter] = []
-        self._meters = [
-            StepMeter(cells[num_envs + i * SIZE : num_envs + (i + 1) * SIZE], self._counts, i, self._unusual)
-            for i in range(num_envs)
-        ]
+        self._attach(cells_of(memory)[first : first + cells_for(num_envs)])
 
-    def __getitem__(self, local: int) -> StepMeter:
-        return self._meters[local]
-
-    def publish(self) -> None:
-        """The steps since the last time are about to be answered: from now on they count."""
-        if self._unusual:
-            for meter in self._unusual:
-                meter.settle()
-            self._unusual.clear()
-        self._published[:] = self._counts
-
-    def publish_one(self, local: int, number: int) -> None:
-        """The same for one step, of a request that may have been given up since."""
-        if self._meters[local].is_given_up(number):
-            self.withdraw(local)
-        self.publish()
-
-    def withdraw(self, local: int) -> None:
-        """A step that was noted and not published is answered as one that failed."""
-        self._meters[local].withdraw(int(self._published[local]))
+    def _attach(self, cells: "memoryview[float]") -> None:
+        self._cells = cells
+        self._ring = cells[HEADER + FIELDS * self._num_envs :]
+        self._rows = int(cells[ROWS])
+        self._row = -1  # Where the newest row begins in the ring, if it is one of this life.
 
     def detach(self) -> None:
         """The worker was abandoned: what it still measures must not get into its successor's counts."""
-        self._published = cells_of(bytearray(8 * len(self._meters)))
-        for meter in self._meters:
-            meter.detach()
+        self._attach(cells_of(bytearray(8 * cells_for(self._num_envs))))
+
+    def begin_episode(self, local: int) -> None:
+        """The environment was reset."""
+        self._episodes[local].begin()
+
+    def publish(self) -> None:
+        """The steps of a frame are about to be answered: from now on they count."""
+        if self.ended:
+            self._settle()
+        if self._num_envs > 1:
+            self._add_row(self.seconds)
+            self.seconds[:] = self._blank
+            return
+        rows = self._rows  # The same, by the shortest way: this is done for every step.
+        if not rows & (_FOLD - 1):
+            self._fold()
+        seconds = self.seconds
+        self._ring[rows & _MASK] = seconds[0]
+        self._rows = self._cells[ROWS] = rows + 1
+        seconds[0] = ABSENT
+
+    def publish_one(self, local: int, number: int) -> None:
+        """One step is about to be answered, or has failed; ``number`` is that of the request."""
+        seconds = self.seconds[local]
+        if seconds < 0:
+            return
+        if self._is_given_up(local, number):
+            return self.withdraw(local)
+        if self._num_envs == 1:
+            return self.publish()
+        if self.ended:
+            self._settle()
+        if self._row < 0 or self._ring[self._row + local] >= 0:
+            self._add_row(self._blank)
+        self._ring[self._row + local] = seconds
+        self.seconds[local] = ABSENT
+
+    def withdraw(self, local: int) -> None:
+        """A step that was measured is answered as one that failed."""
+        self.seconds[local] = ABSENT
+        if local in self.ended:
+            self.ended.remove(local)
+
+    def _add_row(self, row: "array[float]") -> None:
+        rows = self._rows
+        if not rows & (_FOLD - 1):
+            self._fold()
+        at = self._row = (rows & _MASK) * self._num_envs
+        self._ring[at : at + self._num_envs] = row
+        self._rows = self._cells[ROWS] = rows + 1
+
+    def _settle(self) -> None:
+        for local in self.ended:
+            episode = self._episodes[local]
+            episode.fold()
+            self._set(RETURN, local, episode.score)
+            self._set(HAS_RETURN, local, not math.isnan(episode.score))
+            self._set(LENGTH, local, episode.length)
+            self._set(EPISODES, local, self._get(EPISODES, local) + 1)
+            episode.begin()
+        self.ended.clear()
+
+    def _get(self, field: int, local: int) -> float:
+        return self._cells[HEADER + field * self._num_envs + local]
+
+    def _set(self, field: int, local: int, value: float) -> None:
+        self._cells[HEADER + field * self._num_envs + local] = value
+
+    def _fold(self) -> None:
+        """Sum up the rows that are not yet, and will be overwritten next."""
+        for episode in self._episodes:
+            episode.fold()
+        rows, folded, count = self._rows, int(self._cells[FOLDED]), self._num_envs
+        if folded == rows:
+            return
+        fields = np.asarray(self._cells)[HEADER:].reshape(FIELDS + RING, count)
+        ring = fields[FIELDS + (folded & _MASK) :][:_FOLD]
+        old, new = bank_of(folded), bank_of(rows)
+        fields[new + COUNT] = fields[old + COUNT] + (ring >= 0).sum(0)
+        fields[new + SUM] = fields[old + SUM] + np.maximum(ring, 0).sum(0)
+        fields[new + LONGEST] = np.maximum(fields[old + LONGEST], ring.max(0))
+        self._cells[FOLDED] = rows
+
+    def _is_given_up(self, local: int, number: int) -> bool:
+        given_up = self._get(GIVEN_UP, local)
+        if given_up and number > given_up:
+            self._set(GIVEN_UP, local, 0.0)  # Numbers begin again after some billions.
+        return number <= given_up

@@ -135,7 +135,7 @@ class ObservedSupervisor(RecoveringSupervisor):
     def on_started(self, child: Child, why: Optional[BaseException]) -> None:
         if not self._running:
             return  # The first ones of a launch.
-        reason = short(why, "it was not running")
+        reason = "it was not running" if why is None else short(why)
         for env_id in child.proc_ids:
             self._restarts[env_id] += 1
         life = self._restarts[child.proc_ids[0]] + 1

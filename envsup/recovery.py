@@ -175,6 +175,8 @@ class RecoveringSupervisor(EnvRequests):
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
+        for env_id in child.proc_ids:
+            self._envs[env_id].failure = error
         for request in requests:
             if request.method != BUILD_METHOD:
                 for env_id in request.proc_ids[request.answered :]:

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from envsup.meter import (
+    BANK,
+    COUNT,
     EPISODES,
     FIELDS,
     GIVEN_UP,
     HAS_RETURN,
+    HEADER,
     LENGTH,
     LONGEST,
     RETURN,
     RING,
-    SIZE,
+    SUM,
     Memory,
     Probe,
+    bank_of,
     cells_for,
     cells_of,
 )
-from envsup.shm import SharedMemory
+from envsup.shm import Array, SharedMemory
 from envsup.trace import TraceFile
 
 RECENT = 500
-"""Steps that percentiles are taken of; less than the ring holds, as a worker may be writing to it."""
+"""Rows of the ring that percentiles are taken of; less than it holds, as a worker may be writing to it."""
 
 
 class StepTime(NamedTuple):
@@ -94,15 +99,16 @@ class MeterBlock:
     def __init__(self, groups: Sequence[Sequence[int]], processes: bool, by_descriptor: bool) -> None:
         size = 8 * sum(cells_for(len(group)) for group in groups)
         self._memory: Memory = SharedMemory(size, by_descriptor) if processes else bytearray(size)
-        self._cells = cells_of(self._memory)
+        cells: Array = np.asarray(cells_of(self._memory))
         self._firsts: list[int] = []
-        self._places: dict[int, tuple[int, int]] = {}
+        self._places: dict[int, tuple[Array, Array, int]] = {}
         first = 0
         for group in groups:
             self._firsts.append(first)
+            part, first = cells[first:], first + cells_for(len(group))
+            rows = part[HEADER : cells_for(len(group))].reshape(FIELDS + RING, len(group))
             for local, env_id in enumerate(group):
-                self._places[env_id] = first + local, first + len(group) + local * SIZE
-            first += cells_for(len(group))
+                self._places[env_id] = part[:HEADER], rows, local
 
     def probe(self, worker: int, trace: Optional[TraceFile]) -> Probe:
         """What a worker needs; ``worker`` is its place in ``groups``."""
@@ -110,30 +116,40 @@ class MeterBlock:
 
     def give_up(self, env_id: int, number: int) -> None:
         """A step is late: the worker is not to count it.  ``number`` is that of the request."""
-        self._cells[self._places[env_id][1] + GIVEN_UP] = number
+        _, rows, local = self._places[env_id]
+        rows[GIVEN_UP, local] = number
 
     def read(self, env_id: int) -> EnvStats:
         """What the worker has measured of an environment; the rest is as it is by default."""
-        count, first = self._places[env_id]
-        while True:
-            steps = int(self._cells[count])
-            cells = list(self._cells[first : first + SIZE])
-            if self._cells[count] - steps < RING - RECENT - 1:
-                break
-        if not steps:
-            return EnvStats()
-        has_episode = cells[EPISODES] > 0
+        header, rows, local = self._places[env_id]
+        written, folded = map(int, header)
+        column = rows[:, local].copy()  # The worker goes on writing.
+        steps, step_time = _step_time(column, written, folded)
+        has_episode = column[EPISODES] > 0
         return EnvStats(
             steps,
-            int(cells[EPISODES]),
-            cells[RETURN] if has_episode and cells[HAS_RETURN] else None,
-            int(cells[LENGTH]) if has_episode else None,
-            _step_time(steps, cells),
+            int(column[EPISODES]),
+            float(column[RETURN]) if has_episode and column[HAS_RETURN] else None,
+            int(column[LENGTH]) if has_episode else None,
+            step_time,
         )
 
 
-def _step_time(steps: int, cells: Sequence[float]) -> StepTime:
-    recent = min(steps, RECENT)
-    totals = [cells[FIELDS + number % RING] for number in range(steps - recent, steps + 1)]
-    p50, p99 = np.percentile(np.diff(totals), (50, 99))
-    return StepTime(totals[-1] / steps, float(p50), float(p99), cells[LONGEST])
+def _step_time(column: Array, written: int, folded: int) -> tuple[int, Optional[StepTime]]:
+    """(steps, what they took) of an environment's column of fields and ring."""
+    bank = column[bank_of(folded) :][:BANK]
+    rest = _seconds(column, folded, written)
+    steps = int(bank[COUNT]) + len(rest)
+    if not steps:
+        return 0, None
+    recent = _seconds(column, max(0, written - RECENT), written)
+    p50, p99 = map(float, np.percentile(recent, (50, 99))) if len(recent) else (math.nan, math.nan)
+    longest = max(bank[LONGEST], rest.max(initial=0.0))
+    return steps, StepTime(float(bank[SUM] + rest.sum()) / steps, p50, p99, float(longest))
+
+
+def _seconds(column: Array, begin: int, end: int) -> Array:
+    """What the steps took that are in the ring's rows from ``begin`` to ``end``."""
+    seconds = column[FIELDS + np.arange(begin, end) % RING]
+    found: Array = seconds[seconds >= 0]
+    return found

@@ -32,7 +32,7 @@ from envsup.frames import (
     STEP,
     STOP,
 )
-from envsup.meter import Meters
+from envsup.meter import Meters, number_of
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
@@ -121,7 +121,7 @@ class _Seat:
 class Host:
     """The objects of one worker.
 
-    Its ``meters`` have noted a step when that is done; they count it when they are told that it is answered.
+    Its ``meters`` have measured a step when that is done; it counts when they are told that it is answered.
     """
 
     def __init__(self, hosted: list[Hosted], arena: Optional[Arena], meters: Optional[Meters] = None) -> None:
@@ -129,7 +129,7 @@ class Host:
         self.arena = arena
         self.meters = Meters(len(hosted)) if meters is None else meters
         self._seats = [_Seat(item) for item in hosted]
-        self._note = [self.meters[local].note for local in range(len(hosted))]
+        self._seconds, self._rewards, self._ended = self.meters.seconds, self.meters.rewards, self.meters.ended
 
     def build(self, local: int) -> Optional[BaseException]:
         """(Re)make one object; returns the error if that failed, which then answers every request to it."""
@@ -153,7 +153,10 @@ class Host:
                 reply = seat.writer.timestep(slot, obs, reward, done, info)  # type: ignore[union-attr]
             else:
                 reply = (DONE if done else 0) | EXTRA, (obs, reward, done, info)
-            self._note[local](seconds, reward, done)
+            self._seconds[local] = seconds
+            self._rewards[local].append(reward if type(reward) is float else number_of(reward))
+            if done:
+                self._ended.append(local)
             return reply
         except BaseException as error:
             return FAILED | EXTRA, error
@@ -166,7 +169,7 @@ class Host:
         status, data = seat.invoke(call)
         if call.method == "reset":
             seat.blocked = data if status & FAILED else None
-            self.meters[call.local].begin_episode()
+            self.meters.begin_episode(call.local)
         if seat.hosted.shm_callback is not None:
             return _through_callback(seat.hosted, call, status, data)
         return status, data if status & FAILED else (data, None)

@@ -113,6 +113,9 @@ NEEDED_BY_A_WORKER = [
     "arena",
     "frames",
     "testing",
+    "meter",
+    "trace",
+    "hosting",
 ]
 
 
