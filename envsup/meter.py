@@ -181,21 +181,17 @@ class Meters:
         self._rows = self._cells[ROWS] = rows + 1
 
     def _settle(self) -> None:
+        cells, width = self._cells, self._num_envs
         for local in self.ended:
-            episode = self._episodes[local]
+            episode, first = self._episodes[local], HEADER + local
             episode.fold()
-            self._set(RETURN, local, episode.score)
-            self._set(HAS_RETURN, local, not math.isnan(episode.score))
-            self._set(LENGTH, local, episode.length)
-            self._set(EPISODES, local, self._get(EPISODES, local) + 1)
-            episode.begin()
+            score = episode.score
+            cells[first + RETURN * width] = score
+            cells[first + HAS_RETURN * width] = score == score  # Nan is not.
+            cells[first + LENGTH * width] = episode.length
+            cells[first + EPISODES * width] += 1
+            episode.length, episode.score = 0, 0.0
         self.ended.clear()
-
-    def _get(self, field: int, local: int) -> float:
-        return self._cells[HEADER + field * self._num_envs + local]
-
-    def _set(self, field: int, local: int, value: float) -> None:
-        self._cells[HEADER + field * self._num_envs + local] = value
 
     def _fold(self) -> None:
         """Sum up the rows that are not yet, and will be overwritten next."""
@@ -213,7 +209,8 @@ class Meters:
         self._cells[FOLDED] = rows
 
     def _is_given_up(self, local: int, number: int) -> bool:
-        given_up = self._get(GIVEN_UP, local)
+        cell = HEADER + GIVEN_UP * self._num_envs + local
+        given_up = self._cells[cell]
         if given_up and number > given_up:
-            self._set(GIVEN_UP, local, 0.0)  # Numbers begin again after some billions.
+            self._cells[cell] = 0.0  # Numbers begin again after some billions.
         return number <= given_up
