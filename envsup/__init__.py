@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from envsup.child import Child as Child
     from envsup.env_supervisor import EnvSupervisor as EnvSupervisor
+    from envsup.history import StateChange as StateChange
     from envsup.lifecycle import EnvRetryType as EnvRetryType
     from envsup.lifecycle import EnvState as EnvState
     from envsup.make import env_fns as env_fns
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from envsup.shm import ShmBuffer as ShmBuffer
     from envsup.shm import ShmBufferContainer as ShmBufferContainer
     from envsup.start_methods import get_mp_ctx as get_mp_ctx
+    from envsup.stats import EnvStats as EnvStats
     from envsup.supervisor import Supervisor as Supervisor
     from envsup.thread import ChildThread as ChildThread
 
@@ -34,12 +36,14 @@ _HOMES = {
     "ChildType": "payload",
     "EnvRetryType": "lifecycle",
     "EnvState": "lifecycle",
+    "EnvStats": "stats",
     "EnvSupervisor": "env_supervisor",
     "RecvPayload": "payload",
     "ReserveMethod": "payload",
     "SendPayload": "payload",
     "ShmBuffer": "shm",
     "ShmBufferContainer": "shm",
+    "StateChange": "history",
     "Supervisor": "supervisor",
     "env_fns": "make",
     "get_mp_ctx": "start_methods",

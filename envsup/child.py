@@ -17,6 +17,7 @@ from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.launch import WorkerProcess
 from envsup.limits import start_error
+from envsup.meter import Probe
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
 from envsup.worker import Call, Hosted
@@ -104,6 +105,12 @@ class Listener(Protocol):
     def on_restart(self, child: "Child", requests: list[Request], error: Exception) -> None:
         """Somebody ended the worker and wants a new one."""
 
+    def on_started(self, child: "Child", why: Optional[BaseException]) -> None:
+        """The worker was started; ``why`` is what became of the one before, as far as is known."""
+
+    def on_given_up(self, child: "Child", request: Request) -> None:
+        """A request is late, and its reply will be dropped."""
+
     def on_deadline(self, when: float) -> None:
         """A request must be answered by then."""
 
@@ -129,6 +136,7 @@ class Child(ABC):
     Attributes:
         hosted: the objects, in the order of their index in the worker.
         proc_ids: their ids.
+        arena, probe: memory that is shared with the worker.
         alive: whether the worker runs, as far as is known.
         open: the requests that are not answered, oldest first.
         life: how often the worker was started.
@@ -142,6 +150,7 @@ class Child(ABC):
         self.listener = listener
         self.launch_timeout = launch_timeout
         self.arena: Optional[Arena] = None
+        self.probe: Optional[Probe] = None
         self.alive = False
         self.open: deque[Request] = deque()
         self.life = 0
@@ -162,6 +171,12 @@ class Child(ABC):
     @abstractmethod
     def pid(self) -> Optional[int]:
         """The worker's process id, None for a thread."""
+
+    @property
+    def row(self) -> tuple[int, int]:
+        """(process id, thread id) of the worker, by which a timeline knows it."""
+        pid = self.pid or 0
+        return pid, pid
 
     @abstractmethod
     def _start(self) -> None:
@@ -239,8 +254,11 @@ class Child(ABC):
     def wait_stopped(children: Sequence[Any], timeout: float) -> None:
         """Wait up to ``timeout`` seconds until ``stopped`` may have changed for one of the children."""
 
-    def start(self) -> None:
+    def start(self, why: Optional[BaseException] = None) -> None:
         """Start the worker and build its objects; does nothing while it runs.
+
+        Arguments:
+            why: what became of the worker before this one.
 
         Raises:
             OSError: if there are no more processes, descriptors or memory to be had.
@@ -254,6 +272,7 @@ class Child(ABC):
             raise start_error(error, self.name()) from error
         for proc_id in self._locals:
             self._enter(Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout))
+        self.listener.on_started(self, why)
 
     def restart(self) -> None:
         """End the worker and start a new one.  What the old one owed is reported as lost."""
@@ -371,6 +390,7 @@ class Child(ABC):
         If the worker is stuck in it, all requests behind it have their own time from now on.
         """
         request.expired = True
+        self.listener.on_given_up(self, request)
         if self.open[0] is not request:
             return
         for later in self.open:

@@ -6,6 +6,7 @@ The environments run asynchronously: each goes on as soon as its own reply is th
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import queue
 import signal
@@ -267,5 +268,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except Exception as error:
         print(f"envsup: cannot make {args.env}: {one_line(error)}", file=sys.stderr)
         return 2
+    logging.getLogger("envsup").addHandler(logging.NullHandler())  # What it would say is in the table.
     print(f"{args.num_envs} {args.env} environments in {args.type.value} workers, {args.steps:,} steps", flush=True)
     return demonstrate(args, supervisor)

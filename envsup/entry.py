@@ -12,15 +12,19 @@ from multiprocessing import util as multiprocessing_util
 
 import numpy as np
 
+from envsup.hosting import host_for
+from envsup.meter import Meters
 from envsup.spec import WorkerSpec, unpack_spec
 from envsup.stack_dump import dump_stack_into
-from envsup.worker import Host, PipeServer
+from envsup.worker import PipeServer
 
 
 def run_forked(spec: WorkerSpec, fds: list[int]) -> None:
     _reset_signals()
     dump_stack_into(fds[3])
     _part_random_states(spec.hosted[0].proc_id, spec.life)
+    if spec.probe is not None and spec.probe.trace is not None:
+        spec = spec._replace(probe=spec.probe._replace(trace=spec.probe.trace.reopened()))
     _run(spec, *fds[:3])
 
 
@@ -66,7 +70,9 @@ def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None
     _die_with_parent(life_fd)
     if spec.threads is not None:
         spec.threads.apply()
-    host = Host(spec.hosted, spec.arena, spec.threads.apply_again if spec.threads else None)
+    meters = Meters(len(spec.hosted), spec.probe)
+    host = host_for(spec.hosted, spec.arena, meters, spec.probe, spec.life)
+    host.after_build = spec.threads.apply_again if spec.threads else None
     PipeServer(host, request_fd, reply_fd).serve()
     _leave_behind()
 

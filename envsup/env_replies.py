@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional, Sequence, Union
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
 from envsup.budget import WaitingTime
 from envsup.child import BUILD_METHOD, Child, Request
 from envsup.env_record import EnvPayload, EnvRecord
+from envsup.history import History, short
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_step
 from envsup.payload import RecvPayload, SendPayload
 from envsup.ready import ReadyObservations
@@ -24,6 +25,7 @@ class EnvReplies(Supervisor):
     """A supervisor of environments, as far as it listens to them."""
 
     _policy: Policy
+    _history: History
     _auto_reset: bool
     _episode_num: float
     _step_timeout: Optional[float]
@@ -149,7 +151,7 @@ class EnvReplies(Supervisor):
             env.latest = owner
             owner.pending -= 1
             if status & DONE:
-                self._env_states[env_id] = EnvState.DONE
+                self._change(env_id, EnvState.DONE, Event.ENDED)
             if owner.abandoned:
                 self._apply_step(env, owner, slot, status, extra)
         if status & DONE:
@@ -217,16 +219,25 @@ class EnvReplies(Supervisor):
 
     def change_state(self, payload: RecvPayload) -> None:
         """Set the state of an environment to what follows from a reply."""
-        state = self._env_states.get(payload.proc_id, EnvState.VOID)
         event = payload.event if isinstance(payload, EnvPayload) else _event_of(payload)
         if event is not None:
-            self._env_states[payload.proc_id] = TRANSITIONS[state, event]
+            self._enter_state(payload.proc_id, event, payload.err)
 
-    def _set_state(self, env: EnvRecord, event: Event) -> None:
+    def _set_state(self, env: EnvRecord, event: Event, error: Optional[BaseException] = None) -> None:
         self._number += 1
         env.applied = self._number
-        state = self._env_states.get(env.env_id, EnvState.VOID)
-        self._env_states[env.env_id] = TRANSITIONS[state, event]
+        self._enter_state(env.env_id, event, error)
+
+    def _enter_state(self, env_id: int, event: Event, error: Optional[BaseException] = None) -> None:
+        """Set the state of an environment to what follows from an event."""
+        state = self._env_states.get(env_id, EnvState.VOID)
+        self._change(env_id, TRANSITIONS[state, event], event if error is None else short(error))
+
+    def _change(self, env_id: int, new: EnvState, cause: Union[Event, str]) -> None:
+        old = self._env_states.get(env_id, EnvState.VOID)
+        self._env_states[env_id] = new
+        if new is not old:
+            self._history.note(env_id, old, new, cause)
 
     def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
         env = self._envs[request.proc_ids[0]]

@@ -36,7 +36,8 @@ from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollec
 from envsup.crash_files import CrashFiles
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
-from envsup.lifecycle import EnvRetryType, EnvState, Policy
+from envsup.lifecycle import EnvRetryType, EnvState, Event, Policy
+from envsup.observed import traced
 from envsup.payload import ChildType, RecvPayload, SendPayload
 from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
@@ -99,6 +100,8 @@ class EnvSupervisor(EnvView):
         capture_stderr: keep the last lines that each worker process, and what it starts, writes to its standard error,
             for the errors that tell of its death or of a timeout.  They appear on this process's own standard error
             while it waits for replies, about ten times a second, and when the worker ends.
+        trace: a file to write a timeline of each run to, for chrome://tracing and Perfetto: the steps, resets and waits
+            of the workers, and the calls of the supervisor.  It begins empty at every launch.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
@@ -131,6 +134,7 @@ class EnvSupervisor(EnvView):
         crash_dir: Union[str, "os.PathLike[str]", None] = None,
         worker_threads: Union[int, Literal["auto"], None] = "auto",
         capture_stderr: bool = False,
+        trace: Union[str, os.PathLike[str], None] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -165,6 +169,7 @@ class EnvSupervisor(EnvView):
         self._records = self._recovers or self._crash_files is not None
         self._arena: Optional[Arena] = None
         self._rounds = 0
+        self._observe(trace)
         self._create_env_ref()
         hosted = [Hosted(i, EnvironmentFactory(factory, i, in_process)) for i, factory in enumerate(self._env_fn)]
         for first in range(0, len(hosted), self._envs_per_child):
@@ -236,6 +241,7 @@ class EnvSupervisor(EnvView):
 
     # -- running --
 
+    @traced
     def launch(self, reset_param: ResetParam = None, block: bool = True) -> None:
         """Start the workers, seed the environments, enable replay and reset them.
 
@@ -248,6 +254,7 @@ class EnvSupervisor(EnvView):
             OSError: if there are too few descriptors (checked before anything is started), or no more processes.
             MemoryError: if there is no room for shared memory.
             RuntimeError: if an environment could not be reset in ``max_try`` tries.
+            OSError: if the file for ``trace`` cannot be written; nothing is started then.
         """
         assert self.closed, "Please first close the env supervisor before launching it."
         if reset_param is not None:
@@ -291,6 +298,7 @@ class EnvSupervisor(EnvView):
         shape = ArenaShape(self.env_num, slots, layout, action, reward)
         return Arena(shape, by_descriptor=self._start_method != "fork")
 
+    @traced
     def reset(self, reset_param: ResetParam = None, block: bool = True) -> None:
         """Reset environments.
 
@@ -328,7 +336,7 @@ class EnvSupervisor(EnvView):
         if env.recovering and (env.retry is not None or not env.child.alive):
             self._join(env, owner)
         elif not env.child.alive:
-            self._deaths.pop(env_id, None)
+            env.last_error = self._deaths.pop(env_id, None) or env.last_error
             env.log.usable = False
             self._join(env, owner)
             env.recovering = True
@@ -345,6 +353,7 @@ class EnvSupervisor(EnvView):
     @overload
     def step(self, actions: Actions, block: bool) -> Optional[list[Any]]: ...
 
+    @traced
     def step(self, actions: Actions, block: bool = True) -> Optional[list[Any]]:
         """Step environments, and reset those whose episode is done.
 
@@ -375,6 +384,7 @@ class EnvSupervisor(EnvView):
             timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
             return timesteps
 
+    @traced
     def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
         """Step environments, and reset those whose episode is done, as a blocking ``step`` does; returns arrays.
 
@@ -474,6 +484,7 @@ class EnvSupervisor(EnvView):
                 if isinstance(result, (int, tuple)):
                     self._apply_step(self._envs[env_id], owner, *spread(result))
 
+    @traced
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.
 
@@ -502,6 +513,7 @@ class EnvSupervisor(EnvView):
             if payload.err is None or not ignore_err:
                 return payload
 
+    @traced
     def recv_many(
         self, min_envs: int = 1, timeout: Optional[float] = None, ignore_err: bool = False
     ) -> list[RecvPayload]:
@@ -571,6 +583,9 @@ class EnvSupervisor(EnvView):
                 if child.alive and not any(request.expired for request in child.open):
                     self._send_close(env)
         self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+        self._end_observation()
+        for env in self._envs:
+            self._enter_state(env.env_id, Event.CLOSED)
         self._arena = None
         for child in self._children:
             child.arena = None

@@ -14,15 +14,15 @@ from envsup.child import Child
 from envsup.envs import library_of, read_attribute
 from envsup.grouping import choose
 from envsup.lifecycle import EnvState
+from envsup.observed import ObservedSupervisor
 from envsup.payload import SendPayload
-from envsup.replaying import ReplayingSupervisor
 from envsup.supervisor import _data_of
 from envsup.worker import method_hint
 
 logger = logging.getLogger("envsup")
 
 
-class EnvView(ReplayingSupervisor):
+class EnvView(ObservedSupervisor):
     """What can be read of a supervisor of environments, and run in them beside their steps."""
 
     _env_fn: list[Callable[[], Any]]

@@ -74,6 +74,10 @@ class WorkerDied(_WorkerError, RuntimeError):
         return signal_name(-self.exit_code) if self.exit_code is not None and self.exit_code < 0 else None
 
 
+class WorkerSpent(Exception):
+    """Why a worker was replaced that had reached a limit; it is no failure, and raised nowhere."""
+
+
 class WorkerTimeout(_WorkerError, TimeoutError):
     """A worker did not answer a request within its time limit.
 

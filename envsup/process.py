@@ -54,7 +54,7 @@ class ChildProcess(Child):
         return None if self._process is None else self._process.pid
 
     def _start(self) -> None:
-        process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life))
+        process = self.listener.start_process(WorkerSpec(self.hosted, self.arena, self.life, probe=self.probe))
         self._process = process
         self.alive = True
         self._outbox = bytearray()

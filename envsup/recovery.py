@@ -39,7 +39,7 @@ class RecoveringSupervisor(EnvRequests):
             owner.settle()
             if failure is not Failure.WORKER_LOST:
                 # A lost worker is renewed, and told again.
-                self._set_state(env, Event.FAILED)
+                self._set_state(env, Event.FAILED, error)
                 owner.error = owner.error or error
         else:
             self._deliver(env.env_id, request, None, Event.FAILED, error=error)
@@ -58,7 +58,7 @@ class RecoveringSupervisor(EnvRequests):
         else:
             owner.results[env.env_id] = error
             owner.settle()
-            self._set_state(env, Event.FAILED)
+            self._set_state(env, Event.FAILED, error)
 
     def _recover(self, env: EnvRecord, owner: Optional[Waiting], action: Action) -> None:
         """Reset or renew an environment after a failure, once however many requests failed with it."""
@@ -90,7 +90,7 @@ class RecoveringSupervisor(EnvRequests):
             if owner is not None:
                 owner.settle()
             return
-        self._set_state(env, Event.FAILED)
+        self._set_state(env, Event.FAILED, error)
         action, delay = Action.RENEW, 0.0
         if not request.too_late:
             env.tries += 1
@@ -150,7 +150,7 @@ class RecoveringSupervisor(EnvRequests):
         """Bring an environment that is recovering to where it can go on."""
         env.recovery = self._send_reset(env, SILENT)
 
-    def _renew_worker(self, child: Child, cause: EnvRecord) -> None:
+    def _renew_worker(self, child: Child, cause: EnvRecord, why: Optional[Exception] = None) -> None:
         name = child.describe()
         message = f"{name} was ended, to be built anew for environment {cause.env_id}"
         ended = WorkerDied(message, child.proc_ids, child.pid, stderr=child.last_stderr())
@@ -160,7 +160,7 @@ class RecoveringSupervisor(EnvRequests):
         error = self._deaths.get(cause.env_id) or ended
         to_reset = self._affected(child, cause, lost, error)
         try:
-            child.start()
+            child.start(why or self._deaths.get(cause.env_id) or cause.last_error or error)
         except OSError as failure:
             return self._give_up(cause, "could not be built anew", failure)
         for env_id in child.proc_ids:
@@ -207,7 +207,7 @@ class RecoveringSupervisor(EnvRequests):
             self.on_lost(child, requests, error)
             if child.alive:
                 return  # A request that was lost has renewed it.
-            child.start()
+            child.start(error)
             for env_id in child.proc_ids:
                 env = self._envs[env_id]
                 self._deaths.pop(env_id, None)

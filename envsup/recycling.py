@@ -8,6 +8,7 @@ from envsup.budget import WorkerLimits
 from envsup.child import Request
 from envsup.env_record import EnvRecord
 from envsup.episode_seeds import derived_seed
+from envsup.errors import WorkerSpent
 from envsup.memory import resident_bytes
 from envsup.payload import SendPayload
 from envsup.recovery import RecoveringSupervisor
@@ -40,7 +41,7 @@ class RecyclingSupervisor(RecoveringSupervisor):
         child = env.child
         if child.open or not child.alive or life != child.life:
             return False
-        return self._worker_limits.reached(episodes, lambda: resident_bytes(child.pid))
+        return self._worker_limits.reached(episodes, lambda: None if child.pid is None else resident_bytes(child.pid))
 
     def _recycle(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
         """Have the worker close its environment and leave, and go on in a new one."""
@@ -53,4 +54,4 @@ class RecyclingSupervisor(RecoveringSupervisor):
         seed = self._env_seed.get(env.env_id)
         if seed is not None:
             env.life_seed = derived_seed(seed, env.env_id, child.life + 1)
-        self._renew_worker(child, env)
+        self._renew_worker(child, env, WorkerSpent(f"it was spent after {env.episodes[1]} episodes"))

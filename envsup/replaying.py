@@ -184,9 +184,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
             self._replay_failed(env, request, Failure.RAISED)
 
     def _was_replayed(self, env: EnvRecord) -> None:
-        logger.warning(
-            "Environment %s goes on: its episode of %s steps was run again.", env.env_id, len(env.log.actions)
-        )
+        logger.info("Environment %s goes on: its episode of %s steps was run again.", env.env_id, len(env.log.actions))
         self._finish_recovery(env)
         stranded, env.stranded = env.stranded, []
         for request, _ in stranded:

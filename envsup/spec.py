@@ -8,18 +8,27 @@ import sys
 from typing import Any, NamedTuple, Optional
 
 from envsup.arena import Arena
+from envsup.meter import Probe
 from envsup.shm import SharedMemory
+from envsup.trace import TraceFile
 from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
 
 class WorkerSpec(NamedTuple):
-    """What a worker process is to host; ``life`` counts its starts, ``threads`` limits those of its libraries."""
+    """What a worker process is to host.
+
+    Attributes:
+        life: counts its starts.
+        threads: limits the threads of its libraries.
+        probe: where it writes what it measures.
+    """
 
     hosted: list[Hosted]
     arena: Optional[Arena]
     life: int
     threads: Optional[ThreadLimit] = None
+    probe: Optional[Probe] = None
 
 
 class _Pickled:
@@ -44,11 +53,14 @@ def pack_spec(spec: WorkerSpec) -> tuple[bytes, list[int]]:
     fds: list[int] = []
 
     class Pickler(CarryingPickler):
-        def persistent_id(self, value: Any) -> Optional[tuple[int, int]]:
-            if not isinstance(value, SharedMemory):
-                return None
-            fds.append(value.fd)
-            return len(fds) - 1, value.size
+        def persistent_id(self, value: Any) -> Optional[tuple[str, int, int]]:
+            if isinstance(value, SharedMemory):
+                fds.append(value.fd)
+                return "memory", len(fds) - 1, value.size
+            if isinstance(value, TraceFile) and value.fd >= 0:
+                fds.append(value.fd)
+                return "trace", len(fds) - 1, value.start
+            return None
 
     hosted = [
         Hosted(h.proc_id, _Pickled(_pickled(h.init, h.proc_id)), h.shm_buffer, h.shm_callback) for h in spec.hosted
@@ -72,8 +84,9 @@ def unpack_spec(body: bytes, fds: list[int]) -> WorkerSpec:
     """The spec that ``pack_spec`` pickled; ``fds`` are the descriptors as they arrived here."""
 
     class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: tuple[int, int]) -> SharedMemory:
-            return SharedMemory.from_descriptor(fds[pid[0]], pid[1])
+        def persistent_load(self, pid: tuple[str, int, int]) -> Any:
+            kind, index, number = pid
+            return (SharedMemory.from_descriptor if kind == "memory" else TraceFile)(fds[index], number)
 
     sys.argv, spec = Unpickler(io.BytesIO(body)).load()
     assert isinstance(spec, WorkerSpec)

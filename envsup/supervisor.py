@@ -327,6 +327,12 @@ class Supervisor:
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
 
+    def on_started(self, child: Child, why: Optional[BaseException]) -> None:
+        """Nothing to be done."""
+
+    def on_given_up(self, child: Child, request: Request) -> None:
+        """Nothing to be done."""
+
     def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
         raise NotImplementedError("only environments are stepped")
 

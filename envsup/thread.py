@@ -6,6 +6,7 @@ A thread cannot be ended from outside: one that is stuck is abandoned with what 
 from __future__ import annotations
 
 import errno
+import os
 import queue
 import sys
 import threading
@@ -19,6 +20,8 @@ from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
+from envsup.hosting import host_for
+from envsup.meter import Meters, Probe
 from envsup.values import copy_value
 from envsup.waiting import Waiting
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
@@ -46,7 +49,9 @@ class _Life:
         self.tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self.replies: deque[tuple[int, int, Any]] = deque()
         hosted = [Hosted(h.proc_id, h.init) for h in child.hosted]
-        arguments = (weakref.ref(child), hosted, self.tasks, self.replies)
+        self.meters = Meters(len(hosted), child.probe)
+        watched = (self.meters, child.probe, child.life)
+        arguments = (weakref.ref(child), hosted, self.tasks, self.replies, *watched)
         self.thread = threading.Thread(target=_serve, args=arguments, name=child.name(), daemon=True)
         self.finalizer = weakref.finalize(child, self.tasks.put, _Task(STOP, work=CLOSE_ALL))
         self.finalizer.atexit = False
@@ -71,13 +76,17 @@ def _serve(
     hosted: list[Hosted],
     tasks: "queue.SimpleQueue[_Task]",
     replies: "deque[tuple[int, int, Any]]",
+    meters: Meters,
+    probe: Optional[Probe],
+    life: int,
 ) -> None:
     """What the thread does: build everything, then answer until told to stop."""
-    host, answers = Host(hosted, None), _Answers(child, replies)
+    host, answers = host_for(hosted, None, meters, probe, life), _Answers(child, replies)
     for local in range(len(hosted)):
         answers.send(BUILD, 0, _built(host, local))
+    receive = host.waits(tasks.get)
     while True:
-        task = tasks.get()
+        task = receive()
         if task.kind == STOP:
             if task.work == CLOSE_ALL:
                 host.close()
@@ -93,14 +102,19 @@ def _serve(
 def _step(host: Host, task: _Task, answers: _Answers) -> None:
     done, ended = [], []
     for local, reset_too, action in task.work:
-        reply = _copied_step(*host.step(local, -1, action))
+        status, data = host.step(local, -1, action)
+        reply = _copied_step(status, data)
+        if reply[0] & FAILED and not status & FAILED:
+            host.meters.withdraw(local)
         done.append(reply)
         if reset_too and reply[0] & DONE:
             ended.append(local)
         if task.waiting is None:
+            host.meters.publish_one(local, task.seq)
             answers.send(STEP, task.seq, done)
             done = []
     if done:
+        host.meters.publish()
         answers.send(STEP, task.seq, done, task.waiting)
     for local in ended:
         answers.send(AUTO_RESET, task.seq, _copied(*host.call(Call(local, -1, "reset", (), {}))))
@@ -154,6 +168,11 @@ class ChildThread(Child):
     @property
     def pid(self) -> Optional[int]:
         return None
+
+    @property
+    def row(self) -> tuple[int, int]:
+        native_id = None if self._current is None else self._current.thread.native_id
+        return os.getpid(), native_id or 0
 
     def _start(self) -> None:
         self._closing = False
@@ -245,6 +264,7 @@ class ChildThread(Child):
                 if request.owner is not None:
                     self.listener.ring(self, request.owner.arrive())
             self._current.tasks.put(_Task(STOP))
+            self._current.meters.detach()
             self._current.finalizer.detach()
             self._current = None
             self.alive = False

@@ -10,7 +10,8 @@ import os
 import pickle
 import traceback
 from dataclasses import dataclass
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional
+from time import perf_counter
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, TypeVar
 
 import numpy as np
 
@@ -32,11 +33,15 @@ from envsup.frames import (
     STEP,
     STOP,
 )
+from envsup.meter import Meters, number_of
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
 READ_SIZE = 16384
-_RESETS = ("reset", "_begin_episode")
+RESETS = ("reset", "_begin_episode")
+"""The methods that begin an episode."""
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -118,21 +123,26 @@ class _Seat:
 
 
 class Host:
-    """The objects of one worker; ``after_build`` is called whenever one of them was made."""
+    """The objects of one worker.
 
-    def __init__(
-        self, hosted: list[Hosted], arena: Optional[Arena], after_build: Optional[Callable[[], None]] = None
-    ) -> None:
+    Its ``meters`` have measured a step when that is done; it counts when they are told that it is answered.
+    ``after_build`` is called whenever an object was made.
+    """
+
+    after_build: Optional[Callable[[], None]] = None
+
+    def __init__(self, hosted: list[Hosted], arena: Optional[Arena], meters: Optional[Meters] = None) -> None:
         self.hosted = hosted
         self.arena = arena
-        self._after_build = after_build
+        self.meters = Meters(len(hosted)) if meters is None else meters
         self._seats = [_Seat(item) for item in hosted]
+        self._seconds, self._rewards, self._ended = self.meters.seconds, self.meters.rewards, self.meters.ended
 
     def build(self, local: int) -> Optional[BaseException]:
         """(Re)make one object; returns the error if that failed, which then answers every request to it."""
         error = self._seats[local].build(self.arena)
-        if self._after_build is not None:
-            self._after_build()
+        if self.after_build is not None:
+            self.after_build()
         return error
 
     def close(self) -> None:
@@ -146,10 +156,18 @@ class Host:
         if seat.blocked is not None:
             return FAILED | EXTRA | (0 if seat.built else UNBUILT), seat.blocked
         try:
+            begin = perf_counter()
             obs, reward, done, info = seat.target.step(action)
+            seconds = perf_counter() - begin
             if slot >= 0:
-                return seat.writer.timestep(slot, obs, reward, done, info)  # type: ignore[union-attr]
-            return (DONE if done else 0) | EXTRA, (obs, reward, done, info)
+                reply = seat.writer.timestep(slot, obs, reward, done, info)  # type: ignore[union-attr]
+            else:
+                reply = (DONE if done else 0) | EXTRA, (obs, reward, done, info)
+            self._seconds[local] = seconds
+            self._rewards[local].append(reward if type(reward) is float else number_of(reward))
+            if done:
+                self._ended.append(local)
+            return reply
         except BaseException as error:
             return FAILED | EXTRA, error
 
@@ -163,12 +181,17 @@ class Host:
             return FAILED | UNBUILT, seat.blocked
         status, data = seat.invoke(call)
         info = None
-        if call.method in _RESETS:
+        if call.method in RESETS:
             seat.blocked = data if status & FAILED else None
             info = getattr(seat.target, "_reset_info", None) if isinstance(seat.target, Environment) else None
+            self.meters.begin_episode(call.local)
         if seat.hosted.shm_callback is not None:
             return _through_callback(seat.hosted, call, status, data)
         return status, data if status & FAILED else (data, info or None)
+
+    def waits(self, receive: Callable[[], T]) -> Callable[[], T]:
+        """What to call instead of ``receive``, which waits for the next request."""
+        return receive
 
 
 def read_public(target: Any, name: str) -> Any:
@@ -266,8 +289,9 @@ class PipeServer:
         """Build everything, then answer until told to stop or until the supervisor is gone."""
         for local in range(len(self._host.hosted)):
             self._build(local, 0)
+        receive = self._host.waits(self._receive)
         while True:
-            kind, flags, count, seq, body = self._receive()
+            kind, flags, count, seq, body = receive()
             if kind == STEP:
                 self._step(flags, count, seq, body)
             elif kind == CALL:
@@ -337,7 +361,7 @@ class PipeServer:
     def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
         end = count * RECORD_SIZE
         pickled = _load_actions(body[end:]) if len(body) > end else None
-        step = self._host.step
+        step, meters = self._host.step, self._host.meters
         statuses = bytearray()
         extras: list[bytes] = []
         resets: list[tuple[int, int]] = []
@@ -351,16 +375,21 @@ class PipeServer:
             else:
                 status, extra = step(local, slot, action)
             if status & EXTRA:
+                failed = status & FAILED
                 status, data = dump_reply(status, extra, "step")
+                if status & FAILED and not failed:
+                    meters.withdraw(local)
                 extras += EXTRA_LENGTH.pack(len(data)), data
             if status & DONE and reset_slot != NO_RESET:
                 resets.append((local, reset_slot))
             statuses.append(status)
             if flags & EAGER:
+                meters.publish_one(local, seq)
                 self._answer(seq, statuses, extras)
                 statuses.clear()
                 extras.clear()
         if statuses:
+            meters.publish()
             self._answer(seq, statuses, extras)
         for local, slot in resets:
             status, reply = self._carry_out(Call(local, slot, "reset", (), {}))

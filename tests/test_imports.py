@@ -118,6 +118,9 @@ NEEDED_BY_A_WORKER = [
     "stack_dump",
     "testing",
     "worker_threads",
+    "meter",
+    "trace",
+    "hosting",
 ]
 
 

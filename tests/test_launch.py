@@ -108,7 +108,7 @@ def test_context_manager_closes() -> None:
 def test_launch_resets_every_environment(make: Make) -> None:
     sup = make(scripted(3))
     assert sup.closed
-    assert sup.launch() is None  # type: ignore[func-returns-value]
+    assert sup.launch() is None
     assert not sup.closed
     assert sup.env_states == dict.fromkeys(range(3), EnvState.RUN)
     assert sup.ready_obs.tolist() == [[-1, 0, 0, 0]] * 3
@@ -158,7 +158,7 @@ def test_launch_without_blocking_replies_through_recv(make: Make) -> None:
     sup = make()
     sup.seed(3)
     sup.enable_save_replay("folder")
-    assert sup.launch(block=False) is None  # type: ignore[func-returns-value]
+    assert sup.launch(block=False) is None
     got = receive_by_env(sup, 6)
     for env_id in (0, 1):
         assert [p.method for p in got[env_id]] == ["seed", "enable_save_replay", "reset"]

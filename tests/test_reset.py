@@ -37,7 +37,7 @@ def episodes(sup: Any) -> list[int]:
 def test_nothing_resets_all_envs_with_no_parameters(make_local: Make, param: Any) -> None:
     sup = make_local()
     sup.launch([{"a": 1}, {"a": 1}])
-    assert sup.reset(param) is None  # type: ignore[func-returns-value]
+    assert sup.reset(param) is None
     assert sup.resets == [[{"a": 1}, {}]] * 2
 
 
@@ -68,7 +68,7 @@ def test_none_as_parameters_means_none(make_local: Make) -> None:
 def test_reset_without_blocking_replies_through_recv(make_local: Make) -> None:
     sup = make_local()
     sup.launch()
-    assert sup.reset(block=False) is None  # type: ignore[func-returns-value]
+    assert sup.reset(block=False) is None
     got = receive_by_env(sup, 2)
     assert [(p.method, p.data.tolist()) for env_id in (0, 1) for p in got[env_id]] == [("reset", [-1, 1, 0, 0])] * 2
 
