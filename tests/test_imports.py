@@ -113,6 +113,8 @@ NEEDED_BY_A_WORKER = [
     "arena",
     "frames",
     "testing",
+    "testing_env",
+    "testing_faults",
 ]
 
 
