@@ -80,7 +80,10 @@ class RecoveringSupervisor(EnvRequests):
         self._slots.free(env, request.slots[0])
         owner = request.owner
         if env.recovering and request is not env.recovery:
-            env.lost = None
+            if (
+                owner is not SILENT
+            ):  # Somebody who asked for a reset need not be told; an earlier recovery is no asking.
+                env.lost = None
             self._join(env, owner)
             if owner is not None:
                 owner.settle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,30 @@ def test_an_environment_that_hangs_has_its_worker_renewed(make_process: Make) ->
 def test_a_number_that_makes_no_sense(make_fork: Make, bad: Any) -> None:
     with pytest.raises(ValueError, match="envs_per_child"):
         make_fork(ENVS, envs_per_child=bad)
+
+
+class DiesOnce(ScriptedEnv):
+    """Kills its process in the first reset after ``flag`` was made."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        if self.flag.exists():
+            self.flag.unlink()
+            do = "kill"
+        return super().reset(do, **kwargs)
+
+
+def test_lost_episode_is_told_though_the_recovery_died_too(make_fork: Make, tmp_path: Path) -> None:
+    """The failed reset of the first recovery made the supervisor forget that the episode of environment 2 was lost."""
+    flag = tmp_path / "flag"
+    sup = make_fork([ScriptedEnv, partial(DiesOnce, flag), ScriptedEnv], envs_per_child=3, max_try=3)
+    sup.launch()
+    step(sup, every(1, range(3)))
+    flag.touch()
+    assert step(sup, {0: "kill"}) == [True]
+    assert not flag.exists()
+    assert step(sup, {2: 1}) == [True]
+    assert step(sup, {2: 1}) == [False]
