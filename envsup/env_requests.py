@@ -139,6 +139,7 @@ class EnvRequests(EnvReplies):
             data = self._maker.tree(obs)
             self._deliver(env.env_id, Request("reset", (env.env_id,)), data, Event.STARTED, observation=obs)
         else:
+            env.latest = Request("reset", (env.env_id,), owner=owner)
             self._set_state(env, Event.STARTED)
 
     def _send_reset(

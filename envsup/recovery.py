@@ -168,7 +168,8 @@ class RecoveringSupervisor(EnvRequests):
                 continue
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
-                    env.lost = env.lost or error
+                    if not _is_unseen(env, cause.joiners):
+                        env.lost = env.lost or error
                     for waiting in cause.joiners:
                         self._join(env, waiting)
                 env.recovering = True
@@ -228,3 +229,8 @@ class RecoveringSupervisor(EnvRequests):
         for env in self._envs:
             if env.retry is not None:
                 yield env.retry[0]
+
+
+def _is_unseen(env: EnvRecord, calls: list[Waiting]) -> bool:
+    """Whether its episode began for a call that has not returned yet: nobody knows of it."""
+    return isinstance(env.latest, Request) and env.latest.owner in calls

@@ -132,3 +132,32 @@ def test_lost_episode_is_told_though_the_recovery_died_too(make_fork: Make, tmp_
     assert not flag.exists()
     assert step(sup, {2: 1}) == [True]
     assert step(sup, {2: 1}) == [False]
+
+
+def test_episode_that_nobody_has_seen_is_not_told_as_lost(make_fork: Make) -> None:
+    """A worker that died after it had reset environment 0, in the same call, cost that a second transition."""
+    sup = make_fork([partial(ScriptedEnv, length=1), ScriptedEnv], envs_per_child=2, step_timeout=60)
+    sup.launch()
+    assert step(sup, {0: 5, 1: "kill"}) == [False, True]
+    assert step(sup, {0: 5, 1: 5}) == [False, False]
+
+
+def test_recovered_episode_that_nobody_has_seen_is_not_told_as_lost(make_fork: Make, tmp_path: Path) -> None:
+    """A worker that died after it had recovered environment 0, in the same call, cost that a second transition."""
+    flag = tmp_path / "flag"
+    sup = make_fork([ScriptedEnv, partial(DiesOnce, flag)], envs_per_child=2, step_timeout=60, max_try=3)
+    sup.launch()
+    flag.touch()
+    assert step(sup, {0: "kill", 1: 5}) == [True, True]
+    assert not flag.exists()
+    assert step(sup, {0: 5, 1: 5}) == [False, False]
+
+
+def test_episode_that_was_lost_twice_in_one_call_is_told_once(make_fork: Make) -> None:
+    """A loss that a call had just told was told again after another one of that call."""
+    sup = make_fork([ScriptedEnv, ScriptedEnv], envs_per_child=2, step_timeout=60)
+    sup.launch()
+    step(sup, {0: 5, 1: 5})
+    assert step(sup, {1: "kill"}) == [True]
+    assert step(sup, {0: 5, 1: "kill"}) == [True, True]
+    assert step(sup, {0: 5, 1: 5}) == [False, False]
