@@ -178,7 +178,7 @@ class EnvView(RecoveringSupervisor):
         if not child.alive:
             env = self._envs[child.proc_ids[0]]
             if not env.recovering:
-                if self._env_states.get(env.env_id) is EnvState.RUN:
+                if self._will_run(env):
                     env.lost = env.lost or self._deaths.get(env.env_id)
                 env.recovering = True
                 self._renew(env)

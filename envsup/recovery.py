@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Iterator, Optional
 
 from envsup.child import BUILD_METHOD, Child, Request
-from envsup.env_record import EnvRecord
+from envsup.env_record import EnvPayload, EnvRecord
 from envsup.env_requests import EnvRequests
 from envsup.errors import WorkerDied
-from envsup.lifecycle import Action, EnvState, Event, Failure, after_reset, after_step
+from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, after_reset, after_step
 from envsup.waiting import SILENT, Waiting
 
 
@@ -163,7 +163,7 @@ class RecoveringSupervisor(EnvRequests):
         found = []
         for env_id in child.proc_ids:
             env = self._envs[env_id]
-            running = self._env_states.get(env_id) is EnvState.RUN
+            running = self._will_run(env)
             if env.retry is not None:
                 continue
             if env is cause or env_id in asked or env.recovering or running:
@@ -175,6 +175,14 @@ class RecoveringSupervisor(EnvRequests):
                 env.recovering = True
                 found.append(env)
         return found
+
+    def _will_run(self, env: EnvRecord) -> bool:
+        """Whether it is in RUN, or will be once what waits for ``recv`` is delivered."""
+        state = self._env_states.get(env.env_id, EnvState.VOID)
+        for payload in self._inbox.payloads.values():
+            if isinstance(payload, EnvPayload) and payload.proc_id == env.env_id and payload.number > env.applied:
+                state = state if payload.event is None else TRANSITIONS[state, payload.event]
+        return state is EnvState.RUN
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))

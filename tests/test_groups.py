@@ -161,3 +161,17 @@ def test_episode_that_was_lost_twice_in_one_call_is_told_once(make_fork: Make) -
     assert step(sup, {1: "kill"}) == [True]
     assert step(sup, {0: 5, 1: "kill"}) == [True, True]
     assert step(sup, {0: 5, 1: 5}) == [False, False]
+
+
+def test_environment_whose_reset_is_not_received_yet_is_reset_with_its_new_worker(make_fork: Make) -> None:
+    """It was not, since its state said so only later: its next step was that of an environment never reset."""
+    sup = make_fork([ScriptedEnv, ScriptedEnv], envs_per_child=2)
+    sup.launch()
+    sup.step({0: "raise"}, block=False)
+    sup.call("add", 1, 1, env_id=1)  # The step has failed by now, and ...
+    sup.call("add", 1, 1, env_id=1)  # ... the reset that follows is done.
+    assert sup.recv().err is not None
+    assert step(sup, {1: "kill"}) == [True]
+    assert sup.recv().method == "reset"
+    assert step(sup, {0: 5}) == [True]
+    assert sup.step({0: 5})[0].obs.tolist() == [-1, 0, 1, 5]
