@@ -229,7 +229,7 @@ class Account:
     @property
     def failures(self) -> int:
         """How many steps failed."""
-        return sum(self.totals.values()) - self.totals["normal"] - self.totals["resets"]
+        return sum(count for what, count in self.totals.items() if ":" in what)
 
     def send(self, env_id: int, plan: Plan) -> tuple[int, Any]:
         """(its number, the action), which is to be sent."""
@@ -346,13 +346,29 @@ def blocking(soak: Soak) -> None:
         for env_id, timestep in zip(actions, timesteps, strict=True):
             account.step(env_id, timestep.obs, timestep.done.item(), error_of(timestep) if abnormal(timestep) else None)
         account.settle(sup)
-        if plan.random.random() < 0.1:
-            ids = plan.some(range(ENVS))
-            sup.reset({i: {} for i in ids})
-            for env_id in ids:
-                account.lost.discard(env_id)
-                account.expect_reset(env_id)
-            account.settle(sup)
+        if plan.random.random() < 0.2:
+            _aside(soak)
+
+
+def _aside(soak: Soak) -> None:
+    """What else is asked of environments between their steps."""
+    sup, plan, account = soak
+    ids = plan.some(range(ENVS))
+    what = plan.random.choice(["reset", "seed", "call"])
+    if what == "seed":
+        sup.seed(dict.fromkeys(ids, 1))
+    elif what == "call":
+        try:
+            assert sup.call("add", 1, 2, env_id=ids) == [3] * len(ids)
+        except (*ANY_TIME, RemoteError):
+            account.totals["calls that failed"] += 1
+    else:
+        sup.reset({i: {} for i in ids})
+        for env_id in ids:
+            account.lost.discard(env_id)
+            account.expect_reset(env_id)
+    _wait(soak)
+    account.settle(sup)
 
 
 def arrays(soak: Soak) -> None:
@@ -378,6 +394,42 @@ def in_batches(soak: Soak) -> None:
     _stepping(soak, 50, lambda: soak.sup.recv_many(soak.plan.random.randint(1, 4), PATIENCE))
 
 
+def in_two_threads(soak: Soak) -> None:
+    """``step(block=False)`` in one thread, ``recv`` in another."""
+    sup, _, account = soak
+    turn = threading.Condition()
+    over = threading.Event()
+    errors: list[BaseException] = []
+
+    def receive() -> None:
+        while not over.is_set():
+            try:
+                payload = sup.recv(timeout=0.05)
+                with turn:
+                    account.receive(payload)
+                    turn.notify()
+            except queue.Empty:
+                pass
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    thread = threading.Thread(target=receive)
+    thread.start()
+    try:
+        for _ in range(50):
+            with turn:
+                turn.wait_for(lambda: errors or not all(account.open.values()), PATIENCE)
+                for env_id in [i for i, actions in account.open.items() if not actions]:
+                    sup.step({env_id: account.send(env_id, soak.plan)[1]}, block=False)
+    finally:
+        over.set()
+        thread.join()
+    for error in errors:
+        raise error
+    _drain(soak)
+
+
 def _stepping(soak: Soak, rounds: int, take: Callable[[], list[RecvPayload]]) -> None:
     """With one or two steps in flight for each environment; after an episode wait for the reset, or do not."""
     sup, plan, account = soak
@@ -396,6 +448,13 @@ def _stepping(soak: Soak, rounds: int, take: Callable[[], list[RecvPayload]]) ->
 
 
 def _drain(soak: Soak) -> None:
+    """Receive all that is still under way."""
+    _wait(soak)
+    assert not soak.account.due, f"resets that did not come: {soak.account.due}"
+    soak.account.settle(soak.sup)
+
+
+def _wait(soak: Soak) -> None:
     sup, _, account = soak
     end = time.monotonic() + PATIENCE
     while any(c.open for c in sup._children) or any(e.recovering for e in sup._envs) or len(sup._inbox):
@@ -404,11 +463,9 @@ def _drain(soak: Soak) -> None:
             account.receive(sup.recv(timeout=0.05))
         except queue.Empty:
             pass
-    assert not account.due, f"resets that did not come: {account.due}"
-    account.settle(sup)
 
 
-DRIVERS = [blocking, arrays, one_by_one, in_batches]
+DRIVERS = [blocking, arrays, one_by_one, in_batches, in_two_threads]
 
 
 # -- the run --
@@ -434,7 +491,7 @@ def heal(soak: Soak) -> None:
 def run(soak: Soak, end: float) -> list[int]:
     """Drive until ``end``; returns the memory in use along the way."""
     sup, plan, _ = soak
-    memory = []
+    memory: list[int] = []
     with Disturber(sup, plan):
         launch(soak)
     while not memory or time.monotonic() < end:
