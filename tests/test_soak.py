@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -334,12 +334,20 @@ class Soak(NamedTuple):
     sup: EnvSupervisor
     plan: Plan
     account: Account
+    end: float
+
+    def rounds(self, count: int) -> Iterator[int]:
+        """So many, but none after the end, except for the first."""
+        for number in range(count):
+            yield number
+            if time.monotonic() > self.end:
+                return
 
 
 def blocking(soak: Soak) -> None:
     """``step``, of all environments or of some, and at times ``reset``."""
-    sup, plan, account = soak
-    for _ in range(20):
+    sup, plan, account, _ = soak
+    for _ in soak.rounds(20):
         actions = {i: account.send(i, plan)[1] for i in plan.some(range(ENVS))}
         timesteps = sup.step(actions)
         assert [int(t.env_id) for t in timesteps] == list(actions)
@@ -352,7 +360,7 @@ def blocking(soak: Soak) -> None:
 
 def _aside(soak: Soak) -> None:
     """What else is asked of environments between their steps."""
-    sup, plan, account = soak
+    sup, plan, account, _ = soak
     ids = plan.some(range(ENVS))
     what = plan.random.choice(["reset", "seed", "call"])
     if what == "seed":
@@ -373,8 +381,8 @@ def _aside(soak: Soak) -> None:
 
 def arrays(soak: Soak) -> None:
     """``step_arrays``."""
-    sup, plan, account = soak
-    for _ in range(20):
+    sup, plan, account, _ = soak
+    for _ in soak.rounds(20):
         ids = plan.some(range(ENVS))
         answer = sup.step_arrays([account.send(i, plan)[1] for i in ids], ids)
         assert answer.env_id.tolist() == ids
@@ -396,7 +404,7 @@ def in_batches(soak: Soak) -> None:
 
 def in_two_threads(soak: Soak) -> None:
     """``step(block=False)`` in one thread, ``recv`` in another."""
-    sup, _, account = soak
+    sup, _, account, _ = soak
     turn = threading.Condition()
     over = threading.Event()
     errors: list[BaseException] = []
@@ -417,7 +425,7 @@ def in_two_threads(soak: Soak) -> None:
     thread = threading.Thread(target=receive)
     thread.start()
     try:
-        for _ in range(50):
+        for _ in soak.rounds(50):
             with turn:
                 turn.wait_for(lambda: errors or not all(account.open.values()), PATIENCE)
                 for env_id in [i for i, actions in account.open.items() if not actions]:
@@ -432,9 +440,9 @@ def in_two_threads(soak: Soak) -> None:
 
 def _stepping(soak: Soak, rounds: int, take: Callable[[], list[RecvPayload]]) -> None:
     """With one or two steps in flight for each environment; after an episode wait for the reset, or do not."""
-    sup, plan, account = soak
+    sup, plan, account, _ = soak
     depth, waits = plan.random.randint(1, 2), plan.random.random() < 0.5
-    for _ in range(rounds):
+    for _ in soak.rounds(rounds):
         for env_id, actions in account.open.items():
             if len(actions) < depth and not (waits and env_id in account.due):
                 number, action = account.send(env_id, plan)
@@ -455,7 +463,7 @@ def _drain(soak: Soak) -> None:
 
 
 def _wait(soak: Soak) -> None:
-    sup, _, account = soak
+    sup, _, account, _ = soak
     end = time.monotonic() + PATIENCE
     while any(c.open for c in sup._children) or any(e.recovering for e in sup._envs) or len(sup._inbox):
         assert time.monotonic() < end, f"not answered: {account.open}, {[list(c.open) for c in sup._children]}"
@@ -480,17 +488,19 @@ def launch(soak: Soak) -> None:
 def heal(soak: Soak) -> None:
     """When actions and signals do no harm any more, steps do not fail, whatever the resets do."""
     soak.plan.calm = True
-    for _ in range(10):
+    good = 0
+    for _ in range(100):
         before = soak.account.failures
-        blocking(soak)
-        if soak.account.failures == before:
+        blocking(soak)  # One round, since the end has come.
+        good = good + 1 if soak.account.failures == before else 0
+        if good == 5:
             return
     pytest.fail(f"steps still fail: {soak.account.totals}")
 
 
-def run(soak: Soak, end: float) -> list[int]:
-    """Drive until ``end``; returns the memory in use along the way."""
-    sup, plan, _ = soak
+def run(soak: Soak) -> list[int]:
+    """Drive until the end; returns the memory in use along the way."""
+    sup, plan, _, end = soak
     memory: list[int] = []
     with Disturber(sup, plan):
         launch(soak)
@@ -517,7 +527,7 @@ def test_soak(kind: Kind, request: pytest.FixtureRequest) -> None:
     plan, account = Plan(seed, kind), Account()
     with plan.supervisor() as sup:
         try:
-            memory = run(Soak(sup, plan, account), end)
+            memory = run(Soak(sup, plan, account, end))
         except BaseException:
             print(*account.journal, sep="\n")
             raise
