@@ -21,7 +21,7 @@ import numpy as np
 from lane import load
 
 ENVS, BEFORE, AFTER = 4, 3, 3
-STEP_TIMEOUT = 0.5
+STEP_TIMEOUT = 1.0
 SLOW = 0.2
 """Seconds that a slow step takes: it is not too late."""
 

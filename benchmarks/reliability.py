@@ -76,8 +76,8 @@ class Probe:
         command = [python, str(HERE / "probe.py"), lane, fault]
         pipe, null = subprocess.PIPE, subprocess.DEVNULL
         self.process = subprocess.Popen(
-            command, stdin=null, stdout=pipe, stderr=null, env=environment(), start_new_session=True
-        )
+            command, bufsize=0, stdin=null, stdout=pipe, stderr=null, env=environment(), start_new_session=True
+        )  # Unbuffered: a line that has been read ahead would not be seen by select.
 
     def hear(self, limit: float) -> dict[str, Any] | None:
         """The next that it tells, None if nothing comes in time or ever."""
@@ -123,10 +123,9 @@ def run_probe(python: str, library: str, lane: str, fault: str, limit: float) ->
     heard = [probe.hear(limit)]
     while heard[-1] is not None and len(heard) < 3:
         heard.append(probe.hear(limit))
-    closes = len(heard) == 3 and heard[-1] is not None
     left = probe.end()
     heard += [None] * (3 - len(heard))
-    return Outcome(fault, name_of(library, lane), *told(heard, limit), left_behind(left, closes, heard[2]))
+    return Outcome(fault, name_of(library, lane), *told(heard, limit), left_behind(left, heard))
 
 
 def name_of(library: str, lane: str) -> str:
@@ -145,12 +144,15 @@ def told(heard: list[dict[str, Any] | None], limit: float) -> tuple[str, str]:
     return seen, "yes" if after["went_on"] else f"{after['without_it']}: {after['said']}"
 
 
-def left_behind(left: int, closes: bool, closed: dict[str, Any] | None) -> str:
-    """What there is after close, or, if that does not come to an end, after the end of the process."""
+def left_behind(left: int, heard: list[dict[str, Any] | None]) -> str:
+    """What there is after close, or, if a call does not come to an end, after the end of the process."""
     processes = f"{left} process{'es' if left > 1 else ''}" if left else "nothing"
-    if not closes:
-        return f"close hangs; {processes} after the end of the caller"
-    return f"{processes}; close raises {closed['said']}" if closed and closed["said"] else processes
+    _, after, closed = heard
+    if after is None:
+        return f"{processes}, after the end of the caller"
+    if closed is None:
+        return f"close hangs; {processes}, after the end of the caller"
+    return f"{processes}; close raises {closed['said']}" if closed["said"] else processes
 
 
 def recovery(fault: str, repeats: int, *more: str) -> dict[str, Any]:
