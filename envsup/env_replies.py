@@ -276,6 +276,8 @@ class EnvReplies(Supervisor):
 
     def _finish_recovery(self, env: EnvRecord) -> bool:
         """The environment runs again; returns whether ``recv`` is to say so."""
+        if env.recovery is not None and env.joiners:
+            env.recovery.owner = env.joiners[-1]
         for waiting in env.joiners:
             waiting.settle()
         deliver, env.deliver = env.deliver and not env.joiners, False

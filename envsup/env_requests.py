@@ -143,6 +143,7 @@ class EnvRequests(EnvReplies):
             request = Request("reset", (env.env_id,))
             self._deliver(env.env_id, request, data, Event.STARTED, obs, extra=env.reset_info)
         else:
+            env.latest = Request("reset", (env.env_id,), owner=owner)
             self._set_state(env, Event.STARTED)
 
     def _send_reset(

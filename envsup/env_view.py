@@ -185,7 +185,7 @@ class EnvView(ObservedSupervisor):
         if not child.alive:
             env = self._envs[child.proc_ids[0]]
             if not env.recovering:
-                if self._env_states.get(env.env_id) is EnvState.RUN:
+                if self._will_run(env):
                     self._note_lost(env, self._deaths.get(env.env_id))
                 env.recovering = True
                 self._renew(env)

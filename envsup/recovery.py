@@ -7,10 +7,10 @@ from typing import Iterator, Optional
 
 from envsup.budget import RestartLimit, waiting_time
 from envsup.child import BUILD_METHOD, Child, Request
-from envsup.env_record import EnvRecord
+from envsup.env_record import EnvPayload, EnvRecord
 from envsup.env_requests import EnvRequests
 from envsup.errors import WorkerDied, abnormal_info, headline
-from envsup.lifecycle import Action, EnvState, Event, Failure, after_reset, after_step
+from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, after_reset, after_step
 from envsup.waiting import SILENT, Waiting
 
 
@@ -85,7 +85,8 @@ class RecoveringSupervisor(EnvRequests):
         self._slots.free(env, request.slots[0])
         owner = request.owner
         if env.recovering and request is not env.recovery:
-            env.lost = None
+            if owner is not SILENT:  # Who asked for a reset need not be told; an earlier recovery did not ask.
+                env.lost = None
             self._join(env, owner)
             if owner is not None:
                 owner.settle()
@@ -179,12 +180,13 @@ class RecoveringSupervisor(EnvRequests):
         found = []
         for env_id in child.proc_ids:
             env = self._envs[env_id]
-            running = self._env_states.get(env_id) is EnvState.RUN
+            running = self._will_run(env)
             if env.retry is not None:
                 continue
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
-                    self._note_lost(env, error)
+                    if not _is_unseen(env, cause.joiners):
+                        self._note_lost(env, error)
                     for waiting in cause.joiners:
                         self._join(env, waiting)
                 env.recovering = True
@@ -194,6 +196,14 @@ class RecoveringSupervisor(EnvRequests):
     def _note_lost(self, env: EnvRecord, error: Optional[Exception]) -> None:
         """The episode of an environment was lost while it had no request open: the next step is to say so."""
         env.lost = env.lost or error
+
+    def _will_run(self, env: EnvRecord) -> bool:
+        """Whether it is in RUN, or will be once what waits for ``recv`` is delivered."""
+        state = self._env_states.get(env.env_id, EnvState.VOID)
+        for payload in self._inbox.payloads.values():
+            if isinstance(payload, EnvPayload) and payload.proc_id == env.env_id and payload.number > env.applied:
+                state = state if payload.event is None else TRANSITIONS[state, payload.event]
+        return state is EnvState.RUN
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
@@ -248,3 +258,8 @@ class RecoveringSupervisor(EnvRequests):
         for env in self._envs:
             if env.retry is not None:
                 yield env.retry[0]
+
+
+def _is_unseen(env: EnvRecord, calls: list[Waiting]) -> bool:
+    """Whether its episode began for a call that has not returned yet: nobody knows of it."""
+    return isinstance(env.latest, Request) and env.latest.owner in calls

@@ -26,10 +26,22 @@ _failed = pytest.StashKey[bool]()
 multiprocessing.set_forkserver_preload(["envsup.entry"])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", type=float, default=20.0, metavar="SECONDS", help="how long the soak runs in all")
+    parser.addoption("--soak-seed", type=int, default=None, metavar="N", help="what a failed soak printed")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "abandons_thread: leaves a stuck thread behind on purpose; threads are not checked afterwards"
     )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    limit = pytest.mark.timeout(120 + config.getoption("--soak"))
+    for item in items:
+        if item.get_closest_marker("soak") is not None:
+            item.add_marker(limit)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

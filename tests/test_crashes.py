@@ -87,7 +87,7 @@ def check_error(error: Optional[BaseException], how: str, pid: Optional[int] = N
     else:
         assert isinstance(error, Exception), "it would end the trainer"
         assert isinstance(error.__cause__, RemoteTraceback)
-        assert "testing.py" in str(error.__cause__), str(error.__cause__)
+        assert "testing_faults.py" in str(error.__cause__), str(error.__cause__)
     if how == "raise":
         assert isinstance(error, ScriptedError)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,73 @@ def test_an_environment_that_hangs_has_its_worker_renewed(make_process: Make) ->
 def test_a_number_that_makes_no_sense(make_fork: Make, bad: Any) -> None:
     with pytest.raises(ValueError, match="envs_per_child"):
         make_fork(ENVS, envs_per_child=bad)
+
+
+class DiesOnce(ScriptedEnv):
+    """Kills its process in the first reset after ``flag`` was made."""
+
+    def __init__(self, flag: Path) -> None:
+        super().__init__()
+        self.flag = flag
+
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        if self.flag.exists():
+            self.flag.unlink()
+            do = "kill"
+        return super().reset(do, **kwargs)
+
+
+def test_lost_episode_is_told_though_the_recovery_died_too(make_fork: Make, tmp_path: Path) -> None:
+    """The failed reset of the first recovery made the supervisor forget that the episode of environment 2 was lost."""
+    flag = tmp_path / "flag"
+    sup = make_fork([ScriptedEnv, partial(DiesOnce, flag), ScriptedEnv], envs_per_child=3, max_try=3)
+    sup.launch()
+    step(sup, every(1, range(3)))
+    flag.touch()
+    assert step(sup, {0: "kill"}) == [True]
+    assert not flag.exists()
+    assert step(sup, {2: 1}) == [True]
+    assert step(sup, {2: 1}) == [False]
+
+
+def test_episode_that_nobody_has_seen_is_not_told_as_lost(make_fork: Make) -> None:
+    """A worker that died after it had reset environment 0, in the same call, cost that a second transition."""
+    sup = make_fork([partial(ScriptedEnv, length=1), ScriptedEnv], envs_per_child=2, step_timeout=60)
+    sup.launch()
+    assert step(sup, {0: 5, 1: "kill"}) == [False, True]
+    assert step(sup, {0: 5, 1: 5}) == [False, False]
+
+
+def test_recovered_episode_that_nobody_has_seen_is_not_told_as_lost(make_fork: Make, tmp_path: Path) -> None:
+    """A worker that died after it had recovered environment 0, in the same call, cost that a second transition."""
+    flag = tmp_path / "flag"
+    sup = make_fork([ScriptedEnv, partial(DiesOnce, flag)], envs_per_child=2, step_timeout=60, max_try=3)
+    sup.launch()
+    flag.touch()
+    assert step(sup, {0: "kill", 1: 5}) == [True, True]
+    assert not flag.exists()
+    assert step(sup, {0: 5, 1: 5}) == [False, False]
+
+
+def test_episode_that_was_lost_twice_in_one_call_is_told_once(make_fork: Make) -> None:
+    """A loss that a call had just told was told again after another one of that call."""
+    sup = make_fork([ScriptedEnv, ScriptedEnv], envs_per_child=2, step_timeout=60)
+    sup.launch()
+    step(sup, {0: 5, 1: 5})
+    assert step(sup, {1: "kill"}) == [True]
+    assert step(sup, {0: 5, 1: "kill"}) == [True, True]
+    assert step(sup, {0: 5, 1: 5}) == [False, False]
+
+
+def test_environment_whose_reset_is_not_received_yet_is_reset_with_its_new_worker(make_fork: Make) -> None:
+    """It was not, since its state said so only later: its next step was that of an environment never reset."""
+    sup = make_fork([ScriptedEnv, ScriptedEnv], envs_per_child=2)
+    sup.launch()
+    sup.step({0: "raise"}, block=False)
+    sup.call("add", 1, 1, env_id=1)  # The step has failed by now, and ...
+    sup.call("add", 1, 1, env_id=1)  # ... the reset that follows is done.
+    assert sup.recv().err is not None
+    assert step(sup, {1: "kill"}) == [True]
+    assert sup.recv().method == "reset"
+    assert step(sup, {0: 5}) == [True]
+    assert sup.step({0: 5})[0].obs.tolist() == [-1, 0, 1, 5]

@@ -121,6 +121,8 @@ NEEDED_BY_A_WORKER = [
     "meter",
     "trace",
     "hosting",
+    "testing_env",
+    "testing_faults",
 ]
 
 
