@@ -206,7 +206,7 @@ KILL_HEADER = ["start", "ballast of the parent", "kills", "told after", "next ob
 
 
 def page(outcomes: list[Outcome], killed: list[dict[str, Any]], facts: dict[str, Any]) -> str:
-    machine = f"{facts['cores']} cores, {facts['system']}, Python {facts['python']}"
+    machine = f"{facts['cores']} cores, {facts['system']}, Python {facts['python']}, load {facts['load_average']:.0f}"
     return "\n\n".join(
         [
             f"`{facts['command']}`, on {machine}:",
@@ -248,6 +248,7 @@ def main() -> None:
         "cores": cores(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
+        "load_average": os.getloadavg()[0],
         "step_timeout": STEP_TIMEOUT,
         "limit": options.limit,
     }
