@@ -107,8 +107,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         """The seed of each environment."""
         return self.get_attr("np_random_seed")
 
-    @property
-    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override,misc]
+    @property  # type: ignore[misc]
+    def np_random(self) -> tuple[np.random.Generator, ...]:  # type: ignore[override]
         """A copy of the generator of each environment."""
         return self.get_attr("np_random")
 
