@@ -106,7 +106,6 @@ NEEDED_BY_A_WORKER = [
     "spec",
     "worker",
     "envs",
-    "episode_log",
     "values",
     "vector_worker",
     "payload",

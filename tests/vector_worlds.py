@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any, Optional
 
 import gymnasium
@@ -17,7 +18,7 @@ class Walk(gymnasium.Env[Any, Any]):
     """Episodes of a few steps, whose length is drawn at each reset; subclasses say what is observed."""
 
     action_space: Any = spaces.Discrete(3)
-    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 7}
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 7}  # noqa: RUF012
 
     def __init__(self, render_mode: Optional[str] = None) -> None:
         self.render_mode = render_mode
@@ -68,7 +69,9 @@ class DictWalk(Walk):
     observation_space: Any = spaces.Dict(
         {
             "picture": spaces.Box(0, 255, (4, 5), np.uint8),
-            "state": spaces.Dict({"x": spaces.Box(-1, 1, (2,)), "n": spaces.Discrete(10), "bits": spaces.MultiBinary(3)}),
+            "state": spaces.Dict(
+                {"x": spaces.Box(-1, 1, (2,)), "n": spaces.Discrete(10), "bits": spaces.MultiBinary(3)}
+            ),
         }
     )
 
@@ -80,6 +83,20 @@ class DictWalk(Walk):
             "bits": draw.integers(0, 2, 3, dtype=np.int8),
         }
         return {"picture": draw.integers(0, 256, (4, 5), dtype=np.uint8), "state": state}
+
+
+class Fragile(DictWalk):
+    """Its process dies in the fourth step, unless ``path`` exists; it is made then."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        if self.t == 3 and not self.path.exists():
+            self.path.touch()
+            os._exit(1)
+        return super().step(action)
 
 
 class TextWalk(Walk):
