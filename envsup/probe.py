@@ -61,7 +61,8 @@ def learn(env: Any, measure: Measure) -> Learned:
     try:
         if _read(env, "observation_space") is None:
             env.reset()
-        found: dict[str, Any] = {name: _read(env, name) for name in (*_SPACES, "metadata", "spec", "render_mode")}
+        found: dict[str, Any] = {name: _read(env, name) for name in _SPACES}
+        found.update({name: _read_if_possible(env, name) for name in ("metadata", "spec", "render_mode")})
         found["of_gymnasium"] = library_of(env) == "gymnasium"
         return Learned(None if measure is None else measure(env), **found)
     finally:
@@ -77,6 +78,13 @@ def _read(env: Any, name: str) -> Any:
         return read_attribute(env, name)
     except AttributeError:
         return None
+
+
+def _read_if_possible(env: Any, name: str) -> Any:
+    try:
+        return _read(env, name)
+    except Exception:
+        return None  # It is told to whoever asks, and not needed.
 
 
 class _Probe:

@@ -7,7 +7,6 @@ truncated episode here, and no exception in the training loop.  See docs/gymnasi
 from __future__ import annotations
 
 import inspect
-import numbers
 from copy import deepcopy
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
@@ -26,7 +25,7 @@ from envsup.env_supervisor import EnvSupervisor
 from envsup.payload import ChildType
 from envsup.vector_answer import StepAnswer
 from envsup.vector_batch import ObservationBatch
-from envsup.vector_modes import AutoresetMode, check_spaces, spaces_of
+from envsup.vector_modes import AutoresetMode, check_spaces, seeds_of, spaces_of, to_reset
 from envsup.vector_supervisor import Round, VectorSupervisor, WaitTimeout
 from envsup.vector_worker import AdaptedFactory
 
@@ -138,8 +137,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
     ) -> None:
         """Send the resets; ``reset_wait`` returns what comes of them."""
         self._assert_idle("reset_async")
-        seeds = self._seeds(seed)
-        options, ids = self._to_reset(options)
+        seeds = seeds_of(seed, self.num_envs)
+        options, ids = to_reset(options, self.num_envs)
         param = {} if options is None else {"options": options}
         named = {i: seeds[i] for i in ids if i in seeds}
         self._begin("reset", [], [], {i: deepcopy(param) for i in ids}, named)
@@ -162,28 +161,6 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             self._batch.put(env_id, obs)
             infos = self._add_info(infos, info, env_id)
         return self._batch.batched(self.copy), infos
-
-    def _seeds(self, seed: Union[int, Sequence[Optional[int]], None]) -> dict[int, int]:
-        if seed is None:
-            return {}
-        if isinstance(seed, numbers.Integral):
-            return {i: int(seed) + i for i in self._all}
-        seeds: Sequence[Optional[int]] = seed  # type: ignore[assignment]
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"there are {len(seeds)} seeds for {self.num_envs} environments")
-        return {i: s for i, s in enumerate(seeds) if s is not None}
-
-    def _to_reset(self, options: Optional[dict[str, Any]]) -> tuple[Optional[dict[str, Any]], list[int]]:
-        """(the options for the environments, which of them to reset)."""
-        if options is None or "reset_mask" not in options:
-            return options, self._all
-        mask = options["reset_mask"]
-        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
-            raise TypeError(f"options['reset_mask'] must be a numpy array of bool, not {mask!r}")
-        if mask.shape != (self.num_envs,) or not mask.any():
-            raise ValueError(f"options['reset_mask'] must have the shape ({self.num_envs},) and one True, not {mask}")
-        others = {key: value for key, value in options.items() if key != "reset_mask"}
-        return others, [int(i) for i in np.flatnonzero(mask)]
 
     # -- step --
 

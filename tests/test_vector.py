@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Optional
@@ -394,6 +396,16 @@ def test_interrupted_round_asks_for_a_reset(vec: Vec) -> None:
         with in_thread(env.reset) as outcome:
             gate.release()
         assert outcome[0][0].tolist() == [[1, 0], [1, 0]]
+
+
+def test_what_nobody_closes_is_ended() -> None:
+    """The fixture that looks for what is left over sees to the rest."""
+    env = SupervisedVectorEnv([DictWalk] * 2, mp_ctx="fork")
+    env.reset()
+    gone = weakref.ref(env)
+    del env
+    gc.collect()
+    assert gone() is None
 
 
 # -- spaces --

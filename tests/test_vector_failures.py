@@ -201,11 +201,12 @@ def test_building_is_tried_again_too(vec: Vec, tmp_path: Path) -> None:
 # -- options of the supervisor --
 
 
-def test_lost_episode_is_replayed(vec: Vec, tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP], ids=lambda mode: mode.name.lower())
+def test_lost_episode_is_replayed(vec: Vec, tmp_path: Path, mode: AutoresetMode) -> None:
     """A worker that dies in the middle of an episode costs nothing: the step is answered as if nothing had been."""
     results = []
     for path in (tmp_path, tmp_path / "not there yet"):
-        env = vec([partial(Fragile, path)] * 2, recover="replay")
+        env = vec([partial(Fragile, path)] * 2, recover="replay", autoreset_mode=mode)
         env.reset(seed=4, options={"length": 6})
         results.append([env.step(np.array([0, 1]))[:4] for _ in range(9)])
     assert path.exists(), "nothing died"
