@@ -102,10 +102,17 @@ class EnvSupervisor(EnvView):
             while it waits for replies, about ten times a second, and when the worker ends.
         trace: a file to write a timeline of each run to, for chrome://tracing and Perfetto: the steps, resets and waits
             of the workers, and the calls of the supervisor.  It begins empty at every launch.
+        spaces: ``(observation_space, action_space)`` or ``(observation_space, action_space, reward_space)`` of the
+            environments.  None is built in this process then.
+        probe: where an environment is built to learn the spaces if ``spaces`` does not tell them: "parent", which is
+            this process, or "worker", for what must not be built here (licences, GPUs, windows).  That worker is of the
+            same kind as the others and ends before they start.  Without an environment of this process, attributes are
+            read from the workers whatever their name.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
         ValueError: if there is no factory, or an argument has no sensible value.
+        Exception: what building the environment for its spaces raises, from a worker too.
     """
 
     def __init__(
@@ -135,6 +142,8 @@ class EnvSupervisor(EnvView):
         worker_threads: Union[int, Literal["auto"], None] = "auto",
         capture_stderr: bool = False,
         trace: Union[str, os.PathLike[str], None] = None,
+        spaces: Optional[Sequence[Any]] = None,
+        probe: Literal["parent", "worker"] = "parent",
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -170,7 +179,7 @@ class EnvSupervisor(EnvView):
         self._arena: Optional[Arena] = None
         self._rounds = 0
         self._observe(trace)
-        self._create_env_ref()
+        self._create_env_ref(spaces, probe)
         hosted = [Hosted(i, EnvironmentFactory(factory, i, in_process)) for i, factory in enumerate(self._env_fn)]
         for first in range(0, len(hosted), self._envs_per_child):
             self._add_child(hosted[first : first + self._envs_per_child])
@@ -260,10 +269,7 @@ class EnvSupervisor(EnvView):
         if reset_param is not None:
             assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
         params = self._reset_params(reset_param)
-        self._run_seed = secrets.randbits(64)
-        if self._type is ChildType.PROCESS and self._start_method == "fork":
-            warn_of_accelerators()
-        self.start_link()
+        self._start_workers()
         owner = Waiting() if block else None
         try:
             with self._lock:
@@ -281,6 +287,12 @@ class EnvSupervisor(EnvView):
         if owner is not None and owner.error is not None:
             self.shutdown(DEFAULT_CLOSE_TIMEOUT)
             raise owner.error
+
+    def _start_workers(self) -> None:
+        self._run_seed = secrets.randbits(64)
+        if self._type is ChildType.PROCESS and self._start_method == "fork":
+            warn_of_accelerators()
+        self.start_link()
 
     def _open(self) -> None:
         if self._threads is not None and self._start_method == "fork":
@@ -410,10 +422,12 @@ class EnvSupervisor(EnvView):
                 ids, to_send = self._addressed(actions)
             else:
                 ids, to_send = self._paired(actions, env_ids)
-            owner = Waiting()
-            collector = ArrayCollector(self._slots, self._envs, self._ready_obs, owner, ids)
+            collector = self._array_collector(ids)
             arrays: StepArrays = self._run_round(to_send, collector, collector.prepare)
             return arrays
+
+    def _array_collector(self, env_ids: Sequence[int]) -> ArrayCollector:
+        return ArrayCollector(self._slots, self._envs, self._ready_obs, Waiting(), env_ids)
 
     def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
         ids = list(self._check_ids(dict.fromkeys(env_ids)))
@@ -449,19 +463,51 @@ class EnvSupervisor(EnvView):
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
         """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
         owner = collector.owner
+        self._begin_round(owner, collector.env_ids, actions)
+        try:
+            prepare()
+        except BaseException:
+            self._give_round_up(owner)
+            raise
+        return self._finish_round(owner, collector)
+
+    def _begin_round(
+        self, owner: Waiting, env_ids: Sequence[int], actions: Sequence[Any], resets: Sequence[int] = ()
+    ) -> None:
+        """Send steps, and resets of other environments; unless this raises, ``_finish_round`` is to follow."""
         self._rounds += 1
         try:
-            self._send_steps(collector.env_ids, actions, owner)
-            prepare()
-            owner.send_held()
-            self._wait(owner.is_settled)
-            return collector.collect(owner.results)
+            if env_ids:
+                self._send_steps(env_ids, actions, owner)
+            for env_id in resets:
+                self._reset_one(env_id, owner)
         except BaseException:
+            self._give_round_up(owner)
+            raise
+
+    def _finish_round(
+        self, owner: Waiting, collector: Optional[Collector] = None, timeout: Optional[float] = None
+    ) -> Any:
+        """Wait for all replies, and collect; ``TimeoutError`` if they are not there in time, and all stays as it is."""
+        try:
+            if owner.held is not None:
+                owner.send_held()
+            in_time = self._wait(owner.is_settled, timeout)
+            collected = collector.collect(owner.results) if in_time and collector is not None else None
+        except BaseException:
+            self._give_round_up(owner)
+            raise
+        if not in_time:
+            raise TimeoutError(f"not all replies came within {timeout} s")
+        self._rounds -= 1
+        return collected
+
+    def _give_round_up(self, owner: Waiting) -> None:
+        try:
             self._abandon(owner)
             if self._rounds == 1:  # Nobody else has replies to read.
                 for env in self._envs:
                     self._slots.reclaim(env)
-            raise
         finally:
             self._rounds -= 1
 

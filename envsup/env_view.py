@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import numbers
-from typing import Any, Callable, Mapping, Sequence, Union
+from functools import partial
+from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
 from envsup.arguments import AUTO
 from envsup.child import Child
-from envsup.envs import library_of, read_attribute
+from envsup.envs import read_attribute
 from envsup.grouping import choose
 from envsup.lifecycle import EnvState
 from envsup.observed import ObservedSupervisor
 from envsup.payload import SendPayload
+from envsup.probe import Learned, check_probe, learn, learn_in_worker
 from envsup.supervisor import _data_of
 from envsup.worker import method_hint
-
-logger = logging.getLogger("envsup")
 
 
 class EnvView(ObservedSupervisor):
@@ -27,25 +26,28 @@ class EnvView(ObservedSupervisor):
 
     _env_fn: list[Callable[[], Any]]
     _envs_per_child: Any
+    _env_ref: Any = None
 
-    def _create_env_ref(self) -> None:
-        """Build one environment here to learn the spaces.  Many define them when they are made, some when reset."""
-        self._env_ref = self._env_fn[0]()
-        try:
-            if getattr(self._env_ref, "observation_space", None) is None:
-                self._env_ref.reset()
-            self._observation_space = getattr(self._env_ref, "observation_space", None)
-            self._truncates = library_of(self._env_ref) == "gymnasium"
-            self._action_space = getattr(self._env_ref, "action_space", None)
-            self._reward_space = getattr(self._env_ref, "reward_space", None)
-            if self._envs_per_child == AUTO:
-                self._envs_per_child = choose(self._env_ref, self.env_num, self._type)
-        finally:
-            try:
-                if callable(getattr(self._env_ref, "close", None)):
-                    self._env_ref.close()
-            except Exception:
-                logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=True)
+    def _create_env_ref(self, spaces: Optional[Sequence[Any]], probe: str) -> None:
+        """Learn the spaces: they are given, or one environment is built for them, here or in a worker."""
+        check_probe(spaces, probe)
+        chosen = partial(choose, num_envs=self.env_num, type_=self._type)
+        measure = chosen if self._envs_per_child == AUTO else None
+        if spaces is not None and measure is None:
+            learned = Learned(None, *spaces)
+        elif probe == "worker" or spaces is not None:
+            kind = self._type, self._start_method, self._launch_timeout
+            learned = learn_in_worker(self._env_fn[0], measure, *kind)
+            learned = learned if spaces is None else Learned(learned.measured, *spaces)
+        else:
+            self._env_ref = self._env_fn[0]()
+            learned = learn(self._env_ref, measure)
+        if self._env_ref is None:
+            self._env_ref = learned
+        self._observation_space, self._action_space = learned.observation_space, learned.action_space
+        self._reward_space, self._truncates = learned.reward_space, learned.truncates
+        if measure is not None:
+            self._envs_per_child = learned.measured
 
     @property
     def env_num(self) -> int:
@@ -145,6 +147,11 @@ class EnvView(ObservedSupervisor):
     def __getattr__(self, key: str) -> list[Any]:
         if key.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
+        if not isinstance(self._env_ref, Learned):
+            self._check_attribute(key)
+        return super().__getattr__(key)
+
+    def _check_attribute(self, key: str) -> None:
         try:
             value = read_attribute(self._env_ref, key)
         except AttributeError:
@@ -154,7 +161,6 @@ class EnvView(ObservedSupervisor):
             value = None  # What it says in the workers is what counts.
         if hasattr(value, "__self__") and hasattr(value, "__func__"):
             raise AttributeError(method_hint(key))
-        return super().__getattr__(key)
 
     def call(self, method: str, *args: Any, env_id: Union[int, Sequence[int], None] = None, **kwargs: Any) -> list[Any]:
         """Run a method of the environments in their workers.
@@ -173,13 +179,44 @@ class EnvView(ObservedSupervisor):
         assert not self.closed, "The env supervisor is closed."
         if method.startswith("_"):
             raise AttributeError(f"{method} is private and is not run in a worker")
+        payloads = [SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._named_ids(env_id)]
+        return _data_of(self._ask(payloads, self._ask_timeout()))
+
+    def set_attr(self, name: str, values: Any, env_id: Union[int, Sequence[int], None] = None) -> None:
+        """Set an attribute of the environments in their workers.
+
+        It is set on the wrapper or environment that has it, as ``set_wrapper_attr`` of gymnasium's environments does;
+        else on the outermost object.  An environment that is built anew later starts without it.
+
+        Arguments:
+            name: of the attribute.
+            values: a list or tuple with a value for each of the environments, or one value for all.
+            env_id: the environments, all if None.
+
+        Raises:
+            AttributeError: if the attribute is private; else what setting it raised in the first worker that raised.
+            ValueError: for an unknown environment, or another number of values than of environments.
+            TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
+        """
+        if name.startswith("_"):
+            raise AttributeError(f"{name} is private and is not set in a worker")
+        self._set_attributes(name, values, self._named_ids(env_id))
+
+    def _set_attributes(self, name: str, values: Any, ids: Sequence[int]) -> None:
+        assert not self.closed, "The env supervisor is closed."
+        if not isinstance(values, (list, tuple)):
+            values = [values] * len(ids)
+        if len(values) != len(ids):
+            raise ValueError(f"there are {len(values)} values for {len(ids)} environments")
+        payloads = [SendPayload(i, method="_set_attribute", args=[name, value]) for i, value in zip(ids, values)]
+        if payloads:
+            _data_of(self._ask(payloads, self._ask_timeout()))
+
+    def _named_ids(self, env_id: Union[int, Sequence[int], None]) -> list[int]:
         ids: Any = range(self.env_num) if env_id is None else env_id
         if isinstance(ids, numbers.Integral):
             ids = [ids]
-        payloads = [
-            SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._check_ids(dict.fromkeys(ids))
-        ]
-        return _data_of(self._ask(payloads, self._ask_timeout()))
+        return list(self._check_ids(dict.fromkeys(ids)))
 
     def _revive(self, child: Child) -> None:
         if not child.alive:

@@ -108,6 +108,14 @@ class Environment:
             seen = fingerprint(seen, obs, reward, bool(done))
         return seen
 
+    def _set_attribute(self, name: str, value: Any) -> None:
+        """Set an attribute where it is, as gymnasium's wrappers find it; else on the environment itself."""
+        setter = getattr(type(self._env), "set_wrapper_attr", None)
+        if setter is None:
+            setattr(self._env, name, value)
+        else:
+            setter(self._env, name, value)
+
     def enable_save_replay(self, replay_path: str) -> None:
         """Save replays below ``replay_path``: by the environment's own method, else as mp4 by gym's ``RecordVideo``.
 

@@ -108,6 +108,8 @@ NEEDED_BY_A_WORKER = [
     "spec",
     "worker",
     "envs",
+    "values",
+    "vector_worker",
     "payload",
     "errors",
     "episode_log",
