@@ -37,6 +37,7 @@ class Request:
         reset_slots: of a step: for each environment the slot of the reset that the worker makes by itself if the
             episode ends (negative: its observation comes by message), or NO_RESET; empty if there is none at all.
         reset_timeout: the timeout of those resets.
+        in_order: whether proc_ids are consecutive numbers.
         auto_resets: those of them that the worker has begun, by environment.
         deadline: when it must be answered, on the supervisor's clock; None while an earlier one is being worked on.
         answered: how many of proc_ids have been answered.
@@ -50,6 +51,7 @@ class Request:
     deadline: Optional[float] = None
     answered = 0
     expired = False
+    in_order = False
     seq = 0
     sent_at = 0.0
     too_late = False
@@ -163,10 +165,17 @@ class Child(ABC):
         """Start a worker."""
 
     @abstractmethod
-    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> Any:
-        """Number steps for ``request.proc_ids`` and make them ready for sending.
+    def form_steps(self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool) -> Any:
+        """What requests for these steps have in common; see ``Request``.
 
-        ``eager``: answer each as soon as it is done.  What cannot be sent raises here, before anything was sent.
+        ``eager``: answer each as soon as it is done.
+        """
+
+    @abstractmethod
+    def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
+        """Number steps of the form that ``form_steps`` made and make them ready for sending.
+
+        What cannot be sent raises here, before anything was sent.
         """
 
     @abstractmethod

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.child import Child, Request
+from envsup.child import Request
 from envsup.env_record import EnvRecord
 from envsup.env_replies import EnvReplies
 from envsup.errors import WorkerDied
+from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Event
 from envsup.payload import SendPayload
+from envsup.rounds import RoundPlan, Terms
 from envsup.waiting import SILENT, Waiting
 
 _NUMBERS = frozenset((int, np.int64))
@@ -43,76 +46,87 @@ class EnvRequests(EnvReplies):
         A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
         step has a time limit of its own.
         """
-        eager = owner is None or self._step_timeout is not None
-        batches: list[tuple[Child, Request, Sequence[Any]]] = []
+        plan: Optional[RoundPlan] = None
+        requests: list[Request] = []
         try:
-            waiting = self._batch(env_ids, actions, owner, payload, batches)
-            frames: Iterator[Any] = (child.pack_steps(request, steps, eager) for child, request, steps in batches)
+            plan = self._plan_round(env_ids, owner)
+            terms = plan.terms
+            requests = [batch.request(terms, owner, payload) for batch in plan.batches]
+            frames: Iterator[Any] = (
+                batch.child.pack_steps(request, batch.form, batch.actions(actions))
+                for batch, request in zip(plan.batches, requests)
+            )
             if not _NUMBERS.issuperset(map(type, actions)):  # Numbers can always be sent: the first may be on its way.
                 frames = iter(list(frames))
-            held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
+            held = [self._held_step(env_ids[row], actions[row], terms, owner, payload) for row in plan.waiting]
         except BaseException:
-            self._free_unsent(batches)
+            self._free_unsent(plan, requests)
             raise
         if owner is not None:
+            owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
             owner.add(len(env_ids))
-            owner.expect(len(batches))
+            owner.expect(len(requests))
         now = self.clock()
         try:
-            for child, request, _ in batches:
-                child.send_steps(request, next(frames), now)
+            for batch, request in zip(plan.batches, requests):
+                batch.child.send_steps(request, next(frames), now)
         except BaseException:
             if request.sent_at:
-                self._suspect(child)
-            self._free_unsent(batches)
+                self._suspect(batch.child)
+            self._free_unsent(plan, requests)
             raise
-        for (env, request, _), frame in zip(waiting, held):
+        for env, request, frame in held:
             self._hold_step(env, request, frame)
 
-    def _free_unsent(self, batches: Sequence[tuple[Child, Request, Any]]) -> None:
-        for _, request, _ in batches:
-            if not request.sent_at:
-                for env_id, slot in zip(request.proc_ids, request.slots):
+    def _free_unsent(self, plan: Optional[RoundPlan], requests: Sequence[Request]) -> None:
+        """Free the slots of what was not sent; requests that there is none of yet were not."""
+        for batch, request in zip_longest(() if plan is None else plan.batches, requests):
+            if request is None or not request.sent_at:
+                for env_id, slot in zip(batch.env_ids, batch.slots):
                     self._slots.free(self._envs[env_id], slot)
 
-    def _batch(
-        self,
-        env_ids: Sequence[int],
-        actions: Sequence[Any],
-        owner: Optional[Waiting],
-        payload: Optional[SendPayload],
-        batches: list[tuple[Child, Request, Sequence[Any]]],
-    ) -> list[tuple[EnvRecord, Request, Any]]:
-        """Put the steps that are to be sent into ``batches``, by worker; returns those that cannot be sent now."""
-        envs, take_slots = self._envs, self._slots.take_for_step
-        timeout, reset_timeout = self._step_timeout, self._reset_timeout
-        waiting: list[tuple[EnvRecord, Request, Any]] = []
-        groups: dict[Child, tuple[list[int], list[int], list[int], list[Any]]] = {}
-        may_reset = owner is not None and self._auto_reset
+    def _plan_round(self, env_ids: Sequence[int], owner: Optional[Waiting]) -> RoundPlan:
+        """Whom to send what; the slots for the replies are taken."""
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
-        for env_id, action in zip(env_ids, actions):
+        terms = Terms(
+            owner is not None, owner is not None and self._auto_reset, self._step_timeout, self._reset_timeout
+        )
+        slots, plan, envs = self._slots, self._plan, self._envs
+        lasting = by_default and slots.copies and slots.all_free() and not self._specials
+        if lasting and plan is not None and plan.is_for(env_ids, terms):
+            slots.busy[:] = plan.taken
+            return plan
+        plan = RoundPlan(env_ids, terms)
+        try:
+            self._fill(plan, by_default)
+            plan.finish(len(envs))
+        except BaseException:
+            self._free_unsent(plan, [])
+            raise
+        if lasting and not plan.waiting and not any(batch.child.open for batch in plan.batches):
+            self._plan = plan
+        return plan
+
+    def _fill(self, plan: RoundPlan, by_default: bool) -> None:
+        """Put the steps into the plan."""
+        envs, take_slots, may_reset = self._envs, self._slots.take_for_step, plan.terms.resets
+        for env_id in plan.env_ids:
             env = envs[env_id]
             child = env.child
             if (env.special and (env.recovering or env.lost is not None)) or not child.alive:
-                request = Request("step", (env_id,), (-1,), payload, owner, timeout)
-                waiting.append((env, request, action))
+                plan.put_off()
                 continue
             resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
-            slot, reset_slot = take_slots(env, resets)
-            group = groups.get(child)
-            if group is None:
-                ids, slots, reset_slots, steps = group = [env_id], [slot], [reset_slot], [action]
-                request = Request("step", ids, slots, payload, owner, timeout, reset_slots, reset_timeout)
-                batches.append((child, request, steps))
-                if timeout is None and len(child.hosted) > 1:
-                    groups[child] = group
-            else:
-                ids, slots, reset_slots, steps = group
-                ids.append(env_id)
-                slots.append(slot)
-                reset_slots.append(reset_slot)
-                steps.append(action)
-        return waiting
+            plan.add(env_id, child, *take_slots(env, resets))
+
+    def _held_step(
+        self, env_id: int, action: Any, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]
+    ) -> tuple[EnvRecord, Request, Any]:
+        """A step that cannot be sent now: (environment, request, what to send)."""
+        env = self._envs[env_id]
+        request = Request("step", (env_id,), (-1,), payload, owner, terms.step_timeout)
+        form = env.child.form_steps((env_id,), (-1,), (NO_RESET,), True)
+        return env, request, env.child.pack_steps(request, form, (action,))
 
     def _resets_itself(self, env_id: int) -> bool:
         """Whether the worker may reset an environment when its episode ends: that saves a way there and back."""

@@ -24,7 +24,7 @@ from envsup.arguments import (
     timeout_of,
 )
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, Request
-from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector, spread
+from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, EnvState, Policy
@@ -220,7 +220,7 @@ class EnvSupervisor(EnvView):
         if self._running:
             return
         self._arena = self._make_arena() if self._shared_memory else None
-        self._slots = Slots(self._arena, self._copy_on_get)
+        self._slots = Slots(self._arena, self._copy_on_get, self.env_num)
         for child in self._children:
             child.arena = self._arena
         super().start_link()
@@ -309,8 +309,8 @@ class EnvSupervisor(EnvView):
             if not block:
                 self._send_steps(env_ids, to_send, None)
                 return None
-            owner = Waiting()
-            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, owner, env_ids)
+            owner = Waiting(self.env_num)
+            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
             timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
             return timesteps
 
@@ -339,12 +339,12 @@ class EnvSupervisor(EnvView):
                 ids, to_send = self._addressed(actions)
             else:
                 ids, to_send = self._paired(actions, env_ids)
-            owner = Waiting()
-            collector = ArrayCollector(self._slots, self._envs, self._ready_obs, owner, ids)
+            owner = Waiting(self.env_num)
+            collector = ArrayCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, ids)
             arrays: StepArrays = self._run_round(to_send, collector, collector.prepare)
             return arrays
 
-    def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
+    def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[list[int], Sequence[Any]]:
         ids = list(self._check_ids(dict.fromkeys(env_ids)))
         if isinstance(actions, MappingABC):
             raise ValueError("actions are a sequence if env_ids are given, not a mapping")
@@ -357,7 +357,7 @@ class EnvSupervisor(EnvView):
         assert ids, "There is no action."
         return ids, list(actions)
 
-    def _addressed(self, actions: Actions) -> tuple[Sequence[int], Sequence[Any]]:
+    def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
         if isinstance(actions, MappingABC):
             assert len(actions), "There is no action."
@@ -368,11 +368,11 @@ class EnvSupervisor(EnvView):
         except TypeError:
             raise ValueError(f"actions are a dict or a sequence, not {type(actions).__name__}") from None
         assert count, "There is no action."
-        ids: Sequence[int] = self.ready_obs_id
+        ids = self.ready_obs_id
         if count != len(ids):
             if count != self.env_num:
                 raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
-            ids = range(self.env_num)
+            ids = list(range(self.env_num))
         return ids, list(actions)
 
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
@@ -384,7 +384,7 @@ class EnvSupervisor(EnvView):
             prepare()
             owner.send_held()
             self._wait(owner.is_settled)
-            return collector.collect(owner.results)
+            return collector.collect()
         except BaseException:
             self._abandon(owner)
             if self._rounds == 1:  # Nobody else has replies to read.
@@ -409,9 +409,10 @@ class EnvSupervisor(EnvView):
         for child in owner.drop_held():
             self._suspect(child)
         if self._running:
-            for env_id, result in list(owner.results.items()):
-                if isinstance(result, (int, tuple)):
-                    self._apply_step(self._envs[env_id], owner, *spread(result))
+            for env_id, slot in zip(owner.env_ids, owner.slots):
+                result = owner.answer(env_id, slot)
+                if isinstance(result, tuple) and result[1]:
+                    self._apply_step(self._envs[env_id], owner, *result)
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply to what was sent with block=False, automatic resets included.

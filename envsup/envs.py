@@ -12,10 +12,9 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
+from envsup.arena import TRUNCATED_KEY
 from envsup.errors import InvalidTimestep
 from envsup.spaces import class_names
-
-TRUNCATED_KEY = "TimeLimit.truncated"
 
 
 class EnvironmentFactory:

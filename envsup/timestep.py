@@ -41,6 +41,24 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
     )
 
 
+def open_timesteps(
+    obs: list[Any], reward: list[Any], done: list[Any], env_id: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Timesteps of arrays that are to be filled in, and their infos, which ``fill_info`` fills; a list of each part."""
+    if type(obs[0]) is not np.ndarray:
+        obs = [node(value) for value in obs]
+    infos = [TreeStorage({}) for _ in obs]
+    parts = zip(obs, reward, done, infos, env_id)
+    storages = [TreeStorage({"obs": o, "reward": r, "done": d, "info": i, "env_id": e}) for o, r, d, i, e in parts]
+    return list(map(_make_tree, storages)), infos
+
+
+def fill_info(storage: Any, info: dict[Any, Any]) -> None:
+    """Put the items of an info into the storage of one of ``open_timesteps``."""
+    for key, item in info_nodes(info).items():
+        storage.set(key, item)
+
+
 def abnormal(error: BaseException, env_id: int) -> Any:
     """The timestep of a step that failed."""
     nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
