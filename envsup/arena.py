@@ -27,6 +27,7 @@ TERMINATED = OBS
 """Of a step that ended an episode: its info says that, and nothing else (see ``info_of``)."""
 TRUNCATED_KEY = "TimeLimit.truncated"
 
+_EVENTFUL = DONE | FAILED | EXTRA
 _BOOLS = (bool, np.bool_)
 _ALIGN = 64
 
@@ -163,6 +164,12 @@ class ArenaWriter:
             return 0
         self._rewards[slot][...] = reward
         return REWARD_ARRAY
+
+
+def are_plain(statuses: bytes) -> bool:
+    """Whether these are all one status, of a step that has left nothing to be done: no end, no failure, no message."""
+    first = statuses[0]
+    return not first & _EVENTFUL and statuses.count(first) == len(statuses)
 
 
 def _ending_of(info: Any) -> int:

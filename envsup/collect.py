@@ -110,10 +110,10 @@ class Collector:
             ended = [row for row in odd if statuses[env_ids[row]] & ~reader.ENDING == expected[row]]
             others = [row for row in odd if row not in ended]
             reader.done[[env_ids[row] for row in ended]] = True
-        self._take(reader, others)
+        self._take(reader, ended, others)
         return ended, others
 
-    def _take(self, reader: RoundReader, others: Sequence[int]) -> None:
+    def _take(self, reader: RoundReader, ended: Sequence[int], others: Sequence[int]) -> None:
         """The reader has read all rows but ``others``: free their slots and note their observations."""
         env_ids, owner, latest = self.env_ids, self.owner, self._latest
         rows: Sequence[int] = range(len(env_ids))
@@ -125,9 +125,10 @@ class Collector:
         if not reader.copies:
             for row in rows:
                 self._envs[env_ids[row]].held |= 1 << owner.slots[row]
-        if latest.count(owner) < len(env_ids):
-            rows = [row for row in rows if latest[env_ids[row]] is owner]
-        self._note(reader, rows)
+        stale = [row for row in (*ended, *others) if latest[env_ids[row]] is not owner]
+        if latest.count(owner) < len(env_ids) - len(stale):
+            stale = [row for row in rows if latest[env_ids[row]] is not owner]
+        self._note(reader, {*stale, *others})
 
     def _bits(self, rows: Sequence[int]) -> bytes:
         """For each environment of the supervisor the bits of the slots of these rows."""
@@ -136,19 +137,21 @@ class Collector:
             bits[self.env_ids[row]] = 1 << self.owner.slots[row]
         return bytes(bits)
 
-    def _note(self, reader: RoundReader, rows: Sequence[int]) -> None:
-        """These rows of the reader are the newest observations."""
+    def _note(self, reader: RoundReader, but: set[int]) -> None:
+        """The rows of the reader are the newest observations, those in ``but`` excepted."""
         env_ids, ready, block = self.env_ids, self._ready, reader.block
         if block is None:
-            for row in rows:
-                ready[env_ids[row]] = self._observations[row]
-                if not reader.copies:
-                    self._envs[env_ids[row]].ready_bit = 1 << self.owner.slots[row]
-        elif len(rows) == len(block):
-            ready.set_rows(block)
-        elif rows:
-            noted = {env_ids[row] for row in rows}
-            ready.set_rows(block, [i for i in range(len(block)) if i not in noted])
+            for row, env_id in enumerate(env_ids):
+                if row not in but:
+                    ready[env_id] = self._observations[row]
+                    if not reader.copies:
+                        self._envs[env_id].ready_bit = 1 << self.owner.slots[row]
+            return
+        others = [env_ids[row] for row in but]
+        if len(env_ids) < len(block):
+            others += {*range(len(block))}.difference(env_ids)
+        if len(others) < len(block):
+            ready.set_rows(block, others)
 
     def collect(self) -> Any:
         """What the step returns, when all replies are there."""
@@ -213,7 +216,8 @@ class ArrayCollector(Collector):
         for row in others:
             values[row], done[row], infos[row], failed[row] = self._row(row)
         obs, reward = _filled(table, values, count)
-        return StepArrays(obs, reward, done, infos, np.array(self.env_ids), failed)
+        env_id = np.arange(count) if self.env_ids == list(range(count)) else np.array(self.env_ids)
+        return StepArrays(obs, reward, done, infos, env_id, failed)
 
     def _row(self, row: int) -> tuple[tuple[Any, Any], bool, dict[Any, Any], bool]:
         """((observation, reward), done, info, failed) of a row that is not read as it is."""

@@ -82,18 +82,22 @@ class EnvReplies(Supervisor):
 
     # -- replies --
 
-    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
         owner = request.owner
         if owner is None or owner.abandoned or self._inbox.payloads:
             self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
             return
         env_id = request.proc_ids[0]
         self._latest[env_id] = owner
-        if rest is None:
-            owner.statuses[env_id] = status
-        else:
-            owner.results[env_id] = (request.slots[0], status, rest)
+        owner.results[env_id] = (request.slots[0], status, rest)
         owner.pending -= 1
+
+    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
+        owner = request.owner
+        if owner is None or owner.abandoned or self._inbox.payloads:
+            self.on_steps(child, request, statuses, iter(()))
+        else:
+            self._note_plain(request, request.proc_ids, statuses, 0, len(statuses))
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         owner, first = request.owner, request.answered - len(statuses)
@@ -104,7 +108,7 @@ class EnvReplies(Supervisor):
         if owner is not None and not owner.abandoned:
             if self._inbox.payloads:
                 self._outdate(env_ids)
-            unusual = _unusual(statuses)
+            unusual = [row for row, status in enumerate(statuses) if status & _UNUSUAL]
         noted = 0
         for row in unusual:
             self._note_plain(request, env_ids, statuses, noted, row)
@@ -118,7 +122,11 @@ class EnvReplies(Supervisor):
         owner, count = request.owner, end - start
         if not count:
             return
-        if request.in_order:
+        if count == 1:
+            env_id = env_ids[start]
+            owner.statuses[env_id] = statuses[start]
+            self._latest[env_id] = owner
+        elif request.in_order:
             where = slice(env_ids[start], env_ids[start] + count)
             owner.statuses[where] = statuses[start:end]
             self._latest[where] = [owner] * count
@@ -290,14 +298,6 @@ class EnvReplies(Supervisor):
         waiting, env.waiting_steps = env.waiting_steps, []
         for request, steps in waiting:
             env.child.send_steps(request, steps, self.clock())
-
-
-def _unusual(statuses: bytes) -> Sequence[int]:
-    """Which of the statuses say more than that there are an observation and a reward in the arena."""
-    first = statuses[0]
-    if not first & _UNUSUAL and statuses.count(first) == len(statuses):
-        return ()
-    return [row for row, status in enumerate(statuses) if status & _UNUSUAL]
 
 
 def _event_of(payload: RecvPayload) -> Optional[Event]:

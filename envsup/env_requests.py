@@ -21,6 +21,10 @@ from envsup.waiting import SILENT, Waiting
 _NUMBERS = frozenset((int, np.int64))
 
 
+def _are_numbers(actions: Sequence[Any]) -> bool:
+    return type(actions) is np.ndarray or _NUMBERS.issuperset(map(type, actions))
+
+
 class EnvRequests(EnvReplies):
     """A supervisor of environments, as far as it speaks to them."""
 
@@ -56,7 +60,7 @@ class EnvRequests(EnvReplies):
                 batch.child.pack_steps(request, batch.form, batch.actions(actions))
                 for batch, request in zip(plan.batches, requests)
             )
-            if not _NUMBERS.issuperset(map(type, actions)):  # Numbers can always be sent: the first may be on its way.
+            if not _are_numbers(actions):  # They can always be sent: the first may be on its way.
                 frames = iter(list(frames))
             held = [self._held_step(env_ids[row], actions[row], terms, owner, payload) for row in plan.waiting]
         except BaseException:
@@ -125,7 +129,7 @@ class EnvRequests(EnvReplies):
         """A step that cannot be sent now: (environment, request, what to send)."""
         env = self._envs[env_id]
         request = Request("step", (env_id,), (-1,), payload, owner, terms.step_timeout)
-        form = env.child.form_steps((env_id,), (-1,), (NO_RESET,), True)
+        form = env.child.form_of((env_id,), (-1,), (NO_RESET,), True)
         return env, request, env.child.pack_steps(request, form, (action,))
 
     def _resets_itself(self, env_id: int) -> bool:

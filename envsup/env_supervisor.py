@@ -12,6 +12,8 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
 
+import numpy as np
+
 from envsup.arena import Arena, ArenaShape
 from envsup.arguments import (
     factories_of,
@@ -355,7 +357,7 @@ class EnvSupervisor(EnvView):
         if len(actions) != len(ids):
             raise ValueError(f"{len(actions)} actions for {len(ids)} environments")
         assert ids, "There is no action."
-        return ids, list(actions)
+        return ids, _as_sequence(actions)
 
     def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
@@ -373,7 +375,7 @@ class EnvSupervisor(EnvView):
             if count != self.env_num:
                 raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
             ids = list(range(self.env_num))
-        return ids, list(actions)
+        return ids, _as_sequence(actions)
 
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
         """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
@@ -527,6 +529,14 @@ class EnvSupervisor(EnvView):
                 raise ValueError(f"{len(reset_param)} reset parameters for {self.env_num} environments")
             reset_param = dict(enumerate(reset_param))
         return {i: own_copy(param) for i, param in self._check_ids(reset_param).items()}
+
+
+def _as_sequence(actions: Any) -> Sequence[Any]:
+    """One action after the other; an array of int64 is as good as a list."""
+    if type(actions) is np.ndarray and actions.dtype == np.int64 and actions.ndim == 1:
+        numbers: Sequence[Any] = actions  # type: ignore[assignment]
+        return numbers
+    return list(actions)
 
 
 def _reset_call(param: dict[str, Any]) -> Any:

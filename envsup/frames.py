@@ -51,9 +51,9 @@ def form(count: int) -> struct.Struct:
 
 
 @functools.lru_cache(maxsize=256)
-def step_frame(count: int) -> struct.Struct:
-    """A whole request for ``count`` steps: START, sequence number, LENGTH and form, the actions that are ints."""
-    return struct.Struct(f"<{START.size}sI{LENGTH.size + FORM_SIZE * count}s{count}q")
+def step_start(count: int) -> struct.Struct:
+    """What a request for ``count`` steps begins with: START, sequence number, LENGTH and form."""
+    return struct.Struct(f"<{START.size}sI{LENGTH.size + FORM_SIZE * count}s")
 
 
 @functools.lru_cache(maxsize=256)
@@ -74,19 +74,15 @@ class StepForm:
         self.count = len(indices)
         self._start = START.pack(STEP, flags, self.count)
         self._columns = (*indices, *slots, *reset_slots)
-        self._frame = step_frame(self.count)
+        self._head = step_start(self.count)
         self._kinds = b""
         self._form = b""
 
-    def pack(self, seq: int, kinds: bytes, actions: Sequence[int], pickled: bytes = b"") -> bytes:
-        """A request with these actions; ``pickled`` holds those that are no ints.
-
-        Raises:
-            struct.error: for an int of more than 64 bits.
-        """
+    def pack(self, seq: int, kinds: bytes, actions: bytes, pickled: bytes = b"") -> bytes:
+        """A request with these ``int_actions``; ``pickled`` holds the actions that are no ints."""
         if kinds != self._kinds or pickled:
             self._set_kinds(kinds, len(pickled))
-        return self._frame.pack(self._start, seq, self._form, *actions) + pickled
+        return self._head.pack(self._start, seq, self._form) + actions + pickled
 
     def _set_kinds(self, kinds: bytes, extra: int) -> None:
         length = (FORM_SIZE + ACTION_SIZE) * self.count + extra

@@ -11,7 +11,7 @@ from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, PICKLED, put_action
+from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, are_plain, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -21,10 +21,10 @@ from envsup.frames import (
     EXTRA_LENGTH,
     HEADER,
     HEADER_SIZE,
-    ONE_STATUS,
     STEP,
     STOP,
     StepForm,
+    int_actions,
 )
 from envsup.launch import WorkerProcess
 from envsup.spec import WorkerSpec
@@ -90,11 +90,13 @@ class ChildProcess(Child):
         return StepForm(EAGER if eager else 0, [self._locals[i] for i in proc_ids], slots, reset_slots)
 
     def pack_steps(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
-        seq = self._number(request)
+        seq, count = self._number(request), len(actions)
+        if type(actions) is np.ndarray:
+            return form.pack(seq, _NUMBER_KINDS[np.int64] * count, actions.astype("<i8", copy=False).tobytes())
         kind = _NUMBER_KINDS.get(type(actions[0]))
-        if kind is not None and (len(actions) == 1 or len(set(map(type, actions))) == 1):
+        if kind is not None and (count == 1 or len(set(map(type, actions))) == 1):
             try:
-                return form.pack(seq, kind * len(actions), actions)
+                return form.pack(seq, kind * count, int_actions(count).pack(*actions))
             except struct.error:
                 pass  # An int of more than 64 bits.
         return self._pack_any(request, form, actions)
@@ -104,7 +106,8 @@ class ChildProcess(Child):
         kinds = [put_action(arena, *which) for which in zip(request.slots, request.proc_ids, actions)]
         values = [action if kind <= INT64 else 0 for kind, action in zip(kinds, actions)]
         pickled = [self._pickle_action(action) for kind, action in zip(kinds, actions) if kind == PICKLED]
-        return form.pack(request.seq, bytes(kinds), values, pickle.dumps(pickled) if pickled else b"")
+        numbers = int_actions(len(actions)).pack(*values)
+        return form.pack(request.seq, bytes(kinds), numbers, pickle.dumps(pickled) if pickled else b"")
 
     def _pickle_action(self, action: Any) -> bytes:
         try:
@@ -149,16 +152,16 @@ class ChildProcess(Child):
             data = os.read(process.reply_fd, _LONG_READ_SIZE if self._buffer else _READ_SIZE)
         except BlockingIOError:
             return
-        if len(data) == ONE_STATUS.size and not self._buffer:
-            # Nearly always: a header and the status of the only step in flight.
-            kind, _, _, seq, _, status = ONE_STATUS.unpack(data)
-            opened = self.open
-            if kind == STEP and not status & (EXTRA | DONE) and len(opened) == 1:
-                request = opened[0]
-                if request.seq == seq and len(request.proc_ids) == 1 and not request.expired:
-                    opened.clear()
-                    request.answered = 1
-                    return self.listener.on_step(self, request, status)
+        opened = self.open
+        if len(opened) == 1 and len(data) > HEADER_SIZE and not self._buffer:
+            # Nearly always: the whole reply to the only request in flight, which is nothing but statuses.
+            kind, _, count, seq, length = HEADER.unpack_from(data)
+            request, statuses = opened[0], data[HEADER_SIZE:]
+            whole = kind == STEP and seq == request.seq and count == length == len(statuses) == len(request.proc_ids)
+            if whole and are_plain(statuses) and not request.expired:
+                opened.clear()
+                request.answered = count
+                return self.listener.on_plain_steps(self, request, statuses)
         self._take_in(process, data)
 
     def _take_in(self, process: WorkerProcess, data: bytes) -> None:

@@ -34,7 +34,7 @@ class Batch:
 
     Attributes:
         rows: where their actions are among those of the call; a slice if they follow each other.
-        form: what the worker's ``form_steps`` made of the rest.
+        form: what the worker's ``form_of`` gave for the rest.
         in_order: whether the environments follow each other.
     """
 
@@ -61,7 +61,7 @@ class Batch:
         self.in_order = _are_consecutive(self.env_ids)
         if _are_consecutive(self.rows):
             self.rows = slice(self.rows[0], self.rows[-1] + 1)
-        self.form = self.child.form_steps(self.env_ids, self.slots, self.reset_slots, eager)
+        self.form = self.child.form_of(self.env_ids, self.slots, self.reset_slots, eager)
 
     def request(self, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]) -> Request:
         """The request for these steps."""

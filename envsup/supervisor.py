@@ -300,7 +300,10 @@ class Supervisor:
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
 
-    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
+        raise NotImplementedError("only environments are stepped")
+
+    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
         raise NotImplementedError("only environments are stepped")
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
