@@ -89,6 +89,8 @@ class EnvView(RecoveringSupervisor):
     def ready_obs_id(self) -> list[int]:
         """The ids of the environments in RUN, those with a step in flight included."""
         states, run = self._env_states, EnvState.RUN
+        if list(states.values()).count(run) == len(self._env_fn):
+            return list(range(len(self._env_fn)))
         return [i for i in range(len(self._env_fn)) if states.get(i) is run]
 
     @property

@@ -58,8 +58,8 @@ def step_start(count: int) -> struct.Struct:
 
 @functools.lru_cache(maxsize=256)
 def int_actions(count: int) -> struct.Struct:
-    """What follows the form: the actions that are ints, 0 for each other."""
-    return struct.Struct(f"<{count}q")
+    """What follows the form: the actions that are ints, 0 for each other; in the byte order of the machine."""
+    return struct.Struct(f"={count}q")
 
 
 class StepForm:

@@ -92,7 +92,7 @@ class ChildProcess(Child):
     def pack_steps(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
         seq, count = self._number(request), len(actions)
         if type(actions) is np.ndarray:
-            return form.pack(seq, _NUMBER_KINDS[np.int64] * count, actions.astype("<i8", copy=False).tobytes())
+            return form.pack(seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
         kind = _NUMBER_KINDS.get(type(actions[0]))
         if kind is not None and (count == 1 or len(set(map(type, actions))) == 1):
             try:

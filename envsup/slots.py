@@ -114,15 +114,14 @@ class Slots:
         if slot < 0 or not (rest is ABSENT or isinstance(rest, Partial)):
             self.free(env, slot)
             return rest
-        arena, bit = self.arena, 1 << slot
+        arena = self.arena
         assert arena is not None
         self.free(env, slot)
         arrays = arena.rows(slot, env.env_id)
         if self.copies:
             arrays = [array.copy() for array in arrays]
         else:
-            env.held |= bit
-            env.ready_bit = bit
+            self.note_views(env, slot)
         return restore(arena.layout.root, rest, arrays)
 
     def timestep(self, env: EnvRecord, slot: int, status: int, extra: Any) -> tuple[Any, Any, Any, Any]:

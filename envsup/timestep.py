@@ -6,7 +6,7 @@ treetensor imports torch: this module is imported when the first supervisor is l
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 
 # Past the class's own call, which is for values that are no storage yet, and costs as much as the rest.
 _make_tree: Callable[[TreeStorage], Any] = partial(type.__call__, tnp.ndarray)
+_identifier = cache(identifier)
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
@@ -53,10 +54,10 @@ def open_timesteps(
     return list(map(_make_tree, storages)), infos
 
 
-def fill_info(storage: Any, info: dict[Any, Any]) -> None:
-    """Put the items of an info into the storage of one of ``open_timesteps``."""
-    for key, item in info_nodes(info).items():
-        storage.set(key, item)
+def fill_info(storage: Any, info: dict[str, bool]) -> None:
+    """Put the items of an ``info_of`` into the info of one of ``open_timesteps``."""
+    for key, item in info.items():
+        storage.set(_identifier(key), np.array(item))
 
 
 def abnormal(error: BaseException, env_id: int) -> Any:
