@@ -8,14 +8,14 @@ from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.child import Request
+from envsup.child import Child, Request
 from envsup.env_record import EnvRecord
 from envsup.env_replies import EnvReplies
 from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Event
 from envsup.payload import SendPayload
-from envsup.rounds import RoundPlan, Terms
+from envsup.rounds import Place, RoundPlan, Terms
 from envsup.waiting import SILENT, Waiting
 
 _NUMBERS = frozenset((int, np.int64))
@@ -57,7 +57,7 @@ class EnvRequests(EnvReplies):
             terms = plan.terms
             requests = [batch.request(terms, owner, payload) for batch in plan.batches]
             frames: Iterator[Any] = (
-                batch.child.pack_steps(request, batch.form, batch.actions(actions))
+                batch.child.pack_steps(request, batch.form, batch.of(actions))
                 for batch, request in zip(plan.batches, requests)
             )
             if not _are_numbers(actions):  # They can always be sent: the first may be on its way.
@@ -90,38 +90,52 @@ class EnvRequests(EnvReplies):
                     self._slots.free(self._envs[env_id], slot)
 
     def _plan_round(self, env_ids: Sequence[int], owner: Optional[Waiting]) -> RoundPlan:
-        """Whom to send what; the slots for the replies are taken."""
+        """Whom to send what; the slots for the replies are taken.
+
+        The plan of the last round is used again if that was for the same environments and all of them are as they were.
+        """
+        blocking = owner is not None
+        terms = Terms(blocking, blocking and self._auto_reset, self._step_timeout, self._reset_timeout)
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
-        terms = Terms(
-            owner is not None, owner is not None and self._auto_reset, self._step_timeout, self._reset_timeout
-        )
-        slots, plan, envs = self._slots, self._plan, self._envs
-        lasting = by_default and slots.copies and slots.all_free() and not self._specials
-        if lasting and plan is not None and plan.is_for(env_ids, terms):
+        slots, plan = self._slots, self._plan
+        usual = by_default and slots.all_free() and not self._specials
+        if not usual or plan is None or not plan.is_for(env_ids, terms):
+            children = [self._child_to_step(self._envs[env_id]) for env_id in env_ids]
+            plan = RoundPlan(env_ids, children, terms)
+            if usual and not plan.waiting and not any(child is None or child.open for child in children):
+                self._plan = plan
+        elif slots.copies and plan.is_placed:  # Then the slots are the same every time.
             slots.busy[:] = plan.taken
             return plan
-        plan = RoundPlan(env_ids, terms)
-        try:
-            self._fill(plan, by_default)
-            plan.finish(len(envs))
-        except BaseException:
-            self._free_unsent(plan, [])
-            raise
-        if lasting and not plan.waiting and not any(batch.child.open for batch in plan.batches):
-            self._plan = plan
+        self._place(plan, by_default)
         return plan
 
-    def _fill(self, plan: RoundPlan, by_default: bool) -> None:
-        """Put the steps into the plan."""
+    def _child_to_step(self, env: EnvRecord) -> Optional[Child]:
+        """The worker of an environment, None if it cannot take a step now."""
+        if (env.special and (env.recovering or env.lost is not None)) or not env.child.alive:
+            return None
+        return env.child
+
+    def _place(self, plan: RoundPlan, by_default: bool) -> None:
+        """Take slots for the replies."""
         envs, take_slots, may_reset = self._envs, self._slots.take_for_step, plan.terms.resets
-        for env_id in plan.env_ids:
-            env = envs[env_id]
-            child = env.child
-            if (env.special and (env.recovering or env.lost is not None)) or not child.alive:
-                plan.put_off()
-                continue
-            resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
-            plan.add(env_id, child, *take_slots(env, resets))
+        waiting = set(plan.waiting)
+        places: list[Place] = []
+        try:
+            for row, env_id in enumerate(plan.env_ids):
+                env = envs[env_id]
+                if row in waiting:
+                    places.append((-1, NO_RESET))
+                    continue
+                resets = (
+                    may_reset and not (env.special or env.child.open) and (by_default or self._resets_itself(env_id))
+                )
+                places.append(take_slots(env, resets))
+            plan.place(places, len(envs))
+        except BaseException:
+            for env_id, (slot, _) in zip(plan.env_ids, places):
+                self._slots.free(envs[env_id], slot)
+            raise
 
     def _held_step(
         self, env_id: int, action: Any, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]

@@ -29,12 +29,17 @@ class Terms(NamedTuple):
         return not self.blocking or self.step_timeout is not None
 
 
+Place = tuple[int, int]
+"""The slot for the reply to a step, and that for the reset that may follow it; see ``Slots.take_for_step``."""
+
+
 class Batch:
     """Steps that one worker makes for one request.
 
     Attributes:
         rows: where their actions are among those of the call; a slice if they follow each other.
-        form: what the worker's ``form_of`` gave for the rest.
+        slots, reset_slots: where the replies go.
+        form: what the worker's ``form_of`` gave for these steps.
         in_order: whether the environments follow each other.
     """
 
@@ -43,25 +48,29 @@ class Batch:
     def __init__(self, child: Child) -> None:
         self.child = child
         self.env_ids: list[int] = []
+        self.rows: Any = []
         self.slots: list[int] = []
         self.reset_slots: list[int] = []
-        self.rows: Any = []
         self.form: Any = None
         self.in_order = False
 
-    def add(self, row: int, env_id: int, slot: int, reset_slot: int) -> None:
-        """One more step."""
-        self.rows.append(row)
-        self.env_ids.append(env_id)
-        self.slots.append(slot)
-        self.reset_slots.append(reset_slot)
-
-    def finish(self, eager: bool) -> None:
-        """All steps are added."""
+    def finish(self) -> None:
+        """All steps are there."""
         self.in_order = _are_consecutive(self.env_ids)
         if _are_consecutive(self.rows):
             self.rows = slice(self.rows[0], self.rows[-1] + 1)
+
+    def place(self, places: Sequence[Place], eager: bool) -> None:
+        """Have the replies go to new places, which are given for all steps of the call."""
+        pairs = self.of(places)
+        self.slots = [slot for slot, _ in pairs]
+        self.reset_slots = [slot for _, slot in pairs]
         self.form = self.child.form_of(self.env_ids, self.slots, self.reset_slots, eager)
+
+    def of(self, items: Sequence[Any]) -> Sequence[Any]:
+        """The items of these steps, out of those of the call."""
+        rows = self.rows
+        return items[rows] if type(rows) is slice else [items[row] for row in rows]
 
     def request(self, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]) -> Request:
         """The request for these steps."""
@@ -71,55 +80,67 @@ class Batch:
         request.in_order = self.in_order
         return request
 
-    def actions(self, actions: Sequence[Any]) -> Sequence[Any]:
-        """Those of these steps, out of those of the call."""
-        rows = self.rows
-        return actions[rows] if type(rows) is slice else [actions[row] for row in rows]
-
 
 class RoundPlan:
-    """Which worker gets which steps of a call.
+    """Which worker gets which steps of a call, and where the replies go.
+
+    Arguments:
+        env_ids: the environments that step, in the order of the call.
+        children: the worker of each of them, None if it cannot be sent a step now.
 
     Attributes:
-        env_ids: the environments that step, in the order of the call.
         slots: the slot for the reply of each of them, negative for none.
         waiting: the rows of those that cannot be sent a step now.
         taken: for each environment of the supervisor the bits of the slots that the steps take.
     """
 
-    def __init__(self, env_ids: Sequence[int], terms: Terms) -> None:
+    def __init__(self, env_ids: Sequence[int], children: Sequence[Optional[Child]], terms: Terms) -> None:
         self.env_ids = list(env_ids)
         self.terms = terms
         self.slots: list[int] = []
-        self.batches: list[Batch] = []
-        self.waiting: list[int] = []
         self.taken = b""
-        self._groups: dict[Child, Batch] = {}
+        self.waiting = [row for row, child in enumerate(children) if child is None]
+        self.batches = self._batches(children)
+        self._places: list[Place] = []
 
-    def add(self, env_id: int, child: Child, slot: int, reset_slot: int) -> None:
-        """The next environment can be sent its step; together with others if they share a worker and no time limit."""
-        batch = self._groups.get(child)
-        if batch is None:
-            batch = Batch(child)
-            self.batches.append(batch)
-            if self.terms.step_timeout is None and len(child.hosted) > 1:
-                self._groups[child] = batch
-        batch.add(len(self.slots), env_id, slot, reset_slot)
-        self.slots.append(slot)
+    def _batches(self, children: Sequence[Optional[Child]]) -> list[Batch]:
+        """Steps of one worker go together, unless each has a time limit of its own."""
+        batches: list[Batch] = []
+        groups: dict[Child, Batch] = {}
+        together = self.terms.step_timeout is None
+        for row, child in enumerate(children):
+            if child is None:
+                continue
+            batch = groups.get(child)
+            if batch is None:
+                batch = Batch(child)
+                batches.append(batch)
+                if together and len(child.hosted) > 1:
+                    groups[child] = batch
+            batch.env_ids.append(self.env_ids[row])
+            batch.rows.append(row)
+        for batch in batches:
+            batch.finish()
+        return batches
 
-    def put_off(self) -> None:
-        """The next environment cannot be sent its step now."""
-        self.waiting.append(len(self.slots))
-        self.slots.append(-1)
-
-    def finish(self, num_envs: int) -> None:
-        """All environments are added; the supervisor has ``num_envs`` of them."""
+    def place(self, places: list[Place], num_envs: int) -> None:
+        """Have the replies go to these places; the supervisor has ``num_envs`` environments."""
+        if places == self._places:
+            return
+        self._places = []  # An interrupt may come in between.
+        for batch in self.batches:
+            batch.place(places, self.terms.eager)
+        self.slots = [slot for slot, _ in places]
         taken = bytearray(num_envs)
         for env_id, slot in zip(self.env_ids, self.slots):
             taken[env_id] = 1 << slot if slot >= 0 else 0
         self.taken = bytes(taken)
-        for batch in self.batches:
-            batch.finish(self.terms.eager)
+        self._places = places
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether ``place`` has been called."""
+        return bool(self._places)
 
     def is_for(self, env_ids: Sequence[int], terms: Terms) -> bool:
         """Whether it is for this call, and the workers have nothing else to do."""
