@@ -104,12 +104,15 @@ class Collector:
         reader.fill()
         statuses, expected = owner.statuses, reader.expected(owner.slots)
         if statuses.count(reader.status) == len(env_ids) == expected.count(reader.status):
-            ended, others = [], []
-        else:
-            odd = [row for row, env_id in enumerate(env_ids) if statuses[env_id] != expected[row]]
-            ended = [row for row in odd if statuses[env_ids[row]] & ~reader.ENDING == expected[row]]
-            others = [row for row in odd if row not in ended]
-            reader.done[[env_ids[row] for row in ended]] = True
+            self._take(reader, (), ())
+            return [], []
+        ended: list[int] = []
+        others: list[int] = []
+        for row in [row for row, env_id in enumerate(env_ids) if statuses[env_id] != expected[row]]:
+            is_read = statuses[env_ids[row]] & ~reader.ENDING == expected[row]
+            (ended if is_read else others).append(row)
+        for row in ended:
+            reader.done[env_ids[row]] = True
         self._take(reader, ended, others)
         return ended, others
 
@@ -119,7 +122,7 @@ class Collector:
         rows: Sequence[int] = range(len(env_ids))
         taken = owner.taken
         if others:
-            rows = [row for row in rows if row not in others]
+            rows = sorted({*rows}.difference(others))
             taken = self._bits(rows)
         self._slots.free_all(taken)
         if not reader.copies:
