@@ -124,13 +124,9 @@ class EnvRequests(EnvReplies):
         try:
             for row, env_id in enumerate(plan.env_ids):
                 env = envs[env_id]
-                if row in waiting:
-                    places.append((-1, NO_RESET))
-                    continue
-                resets = (
-                    may_reset and not (env.special or env.child.open) and (by_default or self._resets_itself(env_id))
-                )
-                places.append(take_slots(env, resets))
+                resets = may_reset and not (env.special or env.child.open)
+                resets = resets and (by_default or self._resets_itself(env_id))
+                places.append((-1, NO_RESET) if row in waiting else take_slots(env, resets))
             plan.place(places, len(envs))
         except BaseException:
             for env_id, (slot, _) in zip(plan.env_ids, places):

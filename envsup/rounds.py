@@ -29,6 +29,8 @@ class Terms(NamedTuple):
         return not self.blocking or self.step_timeout is not None
 
 
+_MAX_PLACED = 16
+
 Place = tuple[int, int]
 """The slot for the reply to a step, and that for the reset that may follow it; see ``Slots.take_for_step``."""
 
@@ -43,7 +45,7 @@ class Batch:
         in_order: whether the environments follow each other.
     """
 
-    __slots__ = ("child", "env_ids", "form", "in_order", "reset_slots", "rows", "slots")
+    __slots__ = ("_placed", "child", "env_ids", "form", "in_order", "reset_slots", "rows", "slots")
 
     def __init__(self, child: Child) -> None:
         self.child = child
@@ -53,6 +55,7 @@ class Batch:
         self.reset_slots: list[int] = []
         self.form: Any = None
         self.in_order = False
+        self._placed: dict[tuple[Place, ...], tuple[list[int], list[int], Any]] = {}
 
     def finish(self) -> None:
         """All steps are there."""
@@ -62,10 +65,15 @@ class Batch:
 
     def place(self, places: Sequence[Place], eager: bool) -> None:
         """Have the replies go to new places, which are given for all steps of the call."""
-        pairs = self.of(places)
-        self.slots = [slot for slot, _ in pairs]
-        self.reset_slots = [slot for _, slot in pairs]
-        self.form = self.child.form_of(self.env_ids, self.slots, self.reset_slots, eager)
+        pairs = tuple(self.of(places))
+        found = self._placed.get(pairs)
+        if found is None:
+            if len(self._placed) >= _MAX_PLACED:
+                self._placed.clear()
+            slots, reset_slots = [slot for slot, _ in pairs], [slot for _, slot in pairs]
+            form = self.child.form_of(self.env_ids, slots, reset_slots, eager)
+            found = self._placed[pairs] = (slots, reset_slots, form)
+        self.slots, self.reset_slots, self.form = found
 
     def of(self, items: Sequence[Any]) -> Sequence[Any]:
         """The items of these steps, out of those of the call."""
@@ -133,7 +141,8 @@ class RoundPlan:
         self.slots = [slot for slot, _ in places]
         taken = bytearray(num_envs)
         for env_id, slot in zip(self.env_ids, self.slots):
-            taken[env_id] = 1 << slot if slot >= 0 else 0
+            if slot >= 0:
+                taken[env_id] = 1 << slot
         self.taken = bytes(taken)
         self._places = places
 
