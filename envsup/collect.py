@@ -125,13 +125,13 @@ class Collector:
             rows = sorted({*rows}.difference(others))
             taken = self._bits(rows)
         self._slots.free_all(taken)
-        if not reader.copies:
-            for row in rows:
-                self._envs[env_ids[row]].held |= 1 << owner.slots[row]
         stale = [row for row in (*ended, *others) if latest[env_ids[row]] is not owner]
         if latest.count(owner) < len(env_ids) - len(stale):
             stale = [row for row in rows if latest[env_ids[row]] is not owner]
-        self._note(reader, {*stale, *others})
+        left_out = {*stale, *others}
+        if not reader.copies:
+            self._hand_out(rows, left_out)
+        self._note(reader, left_out)
 
     def _bits(self, rows: Sequence[int]) -> bytes:
         """For each environment of the supervisor the bits of the slots of these rows."""
@@ -140,15 +140,21 @@ class Collector:
             bits[self.env_ids[row]] = 1 << self.owner.slots[row]
         return bytes(bits)
 
+    def _hand_out(self, rows: Sequence[int], but: set[int]) -> None:
+        """The user gets views of these rows; they are of the newest observations, those in ``but`` excepted."""
+        envs, env_ids, slots = self._envs, self.env_ids, self.owner.slots
+        for row in rows:
+            env, bit = envs[env_ids[row]], 1 << slots[row]
+            env.held |= bit
+            if row not in but:
+                env.ready_bit = bit
+
     def _note(self, reader: RoundReader, but: set[int]) -> None:
         """The rows of the reader are the newest observations, those in ``but`` excepted."""
         env_ids, ready, block = self.env_ids, self._ready, reader.block
         if block is None:
-            for row, env_id in enumerate(env_ids):
-                if row not in but:
-                    ready[env_id] = self._observations[row]
-                    if not reader.copies:
-                        self._envs[env_id].ready_bit = 1 << self.owner.slots[row]
+            rows = enumerate(zip(env_ids, self._observations))
+            ready.set_each(pair for row, pair in rows if row not in but)
             return
         others = [env_ids[row] for row in but]
         if len(env_ids) < len(block):

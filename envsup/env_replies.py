@@ -96,6 +96,11 @@ class EnvReplies(Supervisor):
         owner = request.owner
         if owner is None or owner.abandoned or self._inbox.payloads:
             self.on_steps(child, request, statuses, iter(()))
+        elif len(statuses) == 1:
+            env_id = request.proc_ids[0]
+            owner.statuses[env_id] = statuses[0]
+            self._latest[env_id] = owner
+            owner.pending -= 1
         else:
             self._note_plain(request, request.proc_ids, statuses, 0, len(statuses))
 
@@ -122,11 +127,7 @@ class EnvReplies(Supervisor):
         owner, count = request.owner, end - start
         if not count:
             return
-        if count == 1:
-            env_id = env_ids[start]
-            owner.statuses[env_id] = statuses[start]
-            self._latest[env_id] = owner
-        elif request.in_order:
+        if request.in_order:
             where = slice(env_ids[start], env_ids[start] + count)
             owner.statuses[where] = statuses[start:end]
             self._latest[where] = [owner] * count

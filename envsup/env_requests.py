@@ -95,13 +95,13 @@ class EnvRequests(EnvReplies):
         The plan of the last round is used again if that was for the same environments and all of them are as they were.
         """
         blocking = owner is not None
-        terms = Terms(blocking, blocking and self._auto_reset, self._step_timeout, self._reset_timeout)
+        terms = (blocking, blocking and self._auto_reset, self._step_timeout, self._reset_timeout)
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
         slots, plan = self._slots, self._plan
         usual = by_default and slots.all_free() and not self._specials
         if not usual or plan is None or not plan.is_for(env_ids, terms):
             children = [self._child_to_step(self._envs[env_id]) for env_id in env_ids]
-            plan = RoundPlan(env_ids, children, terms)
+            plan = RoundPlan(env_ids, children, Terms(*terms))
             if usual and not plan.waiting and not any(child is None or child.open for child in children):
                 self._plan = plan
         elif slots.copies and plan.is_placed:  # Then the slots are the same every time.

@@ -24,7 +24,6 @@ from envsup.frames import (
     STEP,
     STOP,
     StepForm,
-    int_actions,
 )
 from envsup.launch import WorkerProcess
 from envsup.spec import WorkerSpec
@@ -92,11 +91,11 @@ class ChildProcess(Child):
     def pack_steps(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
         seq, count = self._number(request), len(actions)
         if type(actions) is np.ndarray:
-            return form.pack(seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
+            return form.pack_bytes(seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
         kind = _NUMBER_KINDS.get(type(actions[0]))
         if kind is not None and (count == 1 or len(set(map(type, actions))) == 1):
             try:
-                return form.pack(seq, kind * count, int_actions(count).pack(*actions))
+                return form.pack(seq, kind * count, actions)
             except struct.error:
                 pass  # An int of more than 64 bits.
         return self._pack_any(request, form, actions)
@@ -106,8 +105,7 @@ class ChildProcess(Child):
         kinds = [put_action(arena, *which) for which in zip(request.slots, request.proc_ids, actions)]
         values = [action if kind <= INT64 else 0 for kind, action in zip(kinds, actions)]
         pickled = [self._pickle_action(action) for kind, action in zip(kinds, actions) if kind == PICKLED]
-        numbers = int_actions(len(actions)).pack(*values)
-        return form.pack(request.seq, bytes(kinds), numbers, pickle.dumps(pickled) if pickled else b"")
+        return form.pack(request.seq, bytes(kinds), values, pickle.dumps(pickled) if pickled else b"")
 
     def _pickle_action(self, action: Any) -> bytes:
         try:

@@ -151,8 +151,8 @@ class RoundPlan:
         """Whether ``place`` has been called."""
         return bool(self._places)
 
-    def is_for(self, env_ids: Sequence[int], terms: Terms) -> bool:
-        """Whether it is for this call, and the workers have nothing else to do."""
+    def is_for(self, env_ids: Sequence[int], terms: tuple[Any, ...]) -> bool:
+        """Whether it is for this call, on these ``Terms``, and the workers have nothing else to do."""
         if self.terms != terms or self.env_ids != env_ids:
             return False
         for batch in self.batches:

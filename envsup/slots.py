@@ -13,8 +13,15 @@ from envsup.round_reader import RoundReader
 from envsup.spaces import ABSENT, Partial, restore
 
 COPY_SLOTS, VIEW_SLOTS = 2, 4
-_STEP_SLOTS, _RESET_SLOTS = (0, 1), (1, 0)
-_VIEW_RESET_SLOTS = (2, 3)
+
+
+def _choices(first: int, second: int) -> tuple[int, ...]:
+    """For each set of blocked slots, as bits, the first of two slots that is not among them, -1 if there is none."""
+    sets = range(1 << VIEW_SLOTS)
+    return tuple(next((slot for slot in (first, second) if not blocked & 1 << slot), -1) for blocked in sets)
+
+
+_STEP_SLOTS, _RESET_SLOTS, _VIEW_RESET_SLOTS = _choices(0, 1), _choices(1, 0), _choices(2, 3)
 
 
 class Slots:
@@ -47,17 +54,17 @@ class Slots:
             return -1, -1 if resets else NO_RESET
         busy = self.busy[env.env_id]
         if self.copies:
-            blocked, reset_candidates = busy | self._promised(env), _RESET_SLOTS
+            blocked, reset_slots = busy | (self._promised(env) if busy else 0), _RESET_SLOTS
         else:
             env.held &= env.ready_bit | env.unread
-            blocked, reset_candidates = busy | env.held, _VIEW_RESET_SLOTS
-        slot = _first_free(blocked, _STEP_SLOTS)
+            blocked, reset_slots = busy | env.held, _VIEW_RESET_SLOTS
+        slot = _STEP_SLOTS[blocked]
         if slot >= 0:
-            self.mark(env, slot)
+            self.busy[env.env_id] = busy | 1 << slot
             blocked |= 1 << slot
         if not resets:
             return slot, NO_RESET
-        reset_slot = _first_free(blocked, reset_candidates)
+        reset_slot = reset_slots[blocked]
         return slot, reset_slot if reset_slot >= 0 else NO_RESET
 
     def take_for_reset(self, env: EnvRecord, by_caller: bool) -> int:
@@ -66,11 +73,11 @@ class Slots:
             return -1
         blocked = self.busy[env.env_id] | self._promised(env)
         if self.copies:
-            slot = _first_free(blocked, _RESET_SLOTS)
+            slot = _RESET_SLOTS[blocked]
         else:
             if by_caller:
                 env.held &= env.ready_bit | env.unread
-            slot = _first_free(blocked | env.held, _VIEW_RESET_SLOTS)
+            slot = _VIEW_RESET_SLOTS[blocked | env.held]
         self.mark(env, slot)
         return slot
 
@@ -163,11 +170,3 @@ class Slots:
                     if env_id == env.env_id and slot >= 0:
                         bits |= 1 << slot
         return bits
-
-
-def _first_free(blocked: int, candidates: tuple[int, int]) -> int:
-    """The first of the slots that is not among the bits of ``blocked``, -1 if there is none."""
-    first, second = candidates
-    if not blocked & (1 << first):
-        return first
-    return -1 if blocked & (1 << second) else second
