@@ -50,11 +50,10 @@ class EnvRequests(EnvReplies):
         A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
         step has a time limit of its own.
         """
-        plan: Optional[RoundPlan] = None
+        plan = self._plan_round(env_ids, owner)
+        terms = plan.terms
         requests: list[Request] = []
         try:
-            plan = self._plan_round(env_ids, owner)
-            terms = plan.terms
             requests = [batch.request(terms, owner, payload) for batch in plan.batches]
             frames: Iterator[Any] = (
                 batch.child.pack_steps(request, batch.form, batch.of(actions))
@@ -63,13 +62,18 @@ class EnvRequests(EnvReplies):
             if not _are_numbers(actions):  # They can always be sent: the first may be on its way.
                 frames = iter(list(frames))
             held = [self._held_step(env_ids[row], actions[row], terms, owner, payload) for row in plan.waiting]
+            if owner is not None:
+                owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
+                owner.add(len(env_ids))
+                owner.expect(len(requests))
+            self._send_frames(plan, requests, frames)
         except BaseException:
             self._free_unsent(plan, requests)
             raise
-        if owner is not None:
-            owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
-            owner.add(len(env_ids))
-            owner.expect(len(requests))
+        for env, request, frame in held:
+            self._hold_step(env, request, frame)
+
+    def _send_frames(self, plan: RoundPlan, requests: Sequence[Request], frames: Iterator[Any]) -> None:
         now = self.clock()
         try:
             for batch, request in zip(plan.batches, requests):
@@ -77,14 +81,11 @@ class EnvRequests(EnvReplies):
         except BaseException:
             if request.sent_at:
                 self._suspect(batch.child)
-            self._free_unsent(plan, requests)
             raise
-        for env, request, frame in held:
-            self._hold_step(env, request, frame)
 
-    def _free_unsent(self, plan: Optional[RoundPlan], requests: Sequence[Request]) -> None:
+    def _free_unsent(self, plan: RoundPlan, requests: Sequence[Request]) -> None:
         """Free the slots of what was not sent; requests that there is none of yet were not."""
-        for batch, request in zip_longest(() if plan is None else plan.batches, requests):
+        for batch, request in zip_longest(plan.batches, requests):
             if request is None or not request.sent_at:
                 for env_id, slot in zip(batch.env_ids, batch.slots):
                     self._slots.free(self._envs[env_id], slot)
