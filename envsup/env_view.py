@@ -88,10 +88,9 @@ class EnvView(RecoveringSupervisor):
     @property
     def ready_obs_id(self) -> list[int]:
         """The ids of the environments in RUN, those with a step in flight included."""
-        states, run = self._env_states, EnvState.RUN
-        if list(states.values()).count(run) == len(self._env_fn):
-            return list(range(len(self._env_fn)))
-        return [i for i in range(len(self._env_fn)) if states.get(i) is run]
+        run, ids = EnvState.RUN, range(len(self._env_fn))
+        states = list(map(self._env_states.get, ids))
+        return list(ids) if states.count(run) == len(ids) else [i for i, state in zip(ids, states) if state is run]
 
     @property
     def done(self) -> bool:
