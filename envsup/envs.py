@@ -13,11 +13,10 @@ from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
+from envsup.arena import TRUNCATED_KEY
 from envsup.episode_log import START, fingerprint
 from envsup.errors import InvalidTimestep
 from envsup.spaces import class_names
-
-TRUNCATED_KEY = "TimeLimit.truncated"
 
 
 class EnvironmentFactory:

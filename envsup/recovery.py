@@ -185,7 +185,7 @@ class RecoveringSupervisor(EnvRequests):
                 continue
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
-                    if not _is_unseen(env, cause.joiners):
+                    if not self._is_unseen(env, cause.joiners):
                         self._note_lost(env, error)
                     for waiting in cause.joiners:
                         self._join(env, waiting)
@@ -196,6 +196,11 @@ class RecoveringSupervisor(EnvRequests):
     def _note_lost(self, env: EnvRecord, error: Optional[Exception]) -> None:
         """The episode of an environment was lost while it had no request open: the next step is to say so."""
         env.lost = env.lost or error
+
+    def _is_unseen(self, env: EnvRecord, calls: list[Waiting]) -> bool:
+        """Whether its episode began for a call that has not returned yet: nobody knows of it."""
+        latest = self._latest[env.env_id]
+        return isinstance(latest, Request) and latest.owner in calls
 
     def _will_run(self, env: EnvRecord) -> bool:
         """Whether it is in RUN, or will be once what waits for ``recv`` is delivered."""
@@ -258,8 +263,3 @@ class RecoveringSupervisor(EnvRequests):
         for env in self._envs:
             if env.retry is not None:
                 yield env.retry[0]
-
-
-def _is_unseen(env: EnvRecord, calls: list[Waiting]) -> bool:
-    """Whether its episode began for a call that has not returned yet: nobody knows of it."""
-    return isinstance(env.latest, Request) and env.latest.owner in calls

@@ -14,6 +14,7 @@ from envsup.crash_files import CrashFiles
 from envsup.env_record import EnvRecord
 from envsup.episode_log import EpisodeLog, fingerprint
 from envsup.episode_seeds import derived_seed
+from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Failure
 from envsup.payload import SendPayload
 from envsup.recycling import RecyclingSupervisor
@@ -31,7 +32,6 @@ class ReplayingSupervisor(RecyclingSupervisor):
     """
 
     _recovers: bool
-    _records: bool
     _crash_files: Optional[CrashFiles]
     _run_seed: int
     _told_of_mismatch = False
@@ -49,11 +49,17 @@ class ReplayingSupervisor(RecyclingSupervisor):
             actions = [copy_value(action) for action in actions]  # The caller may change its own.
         super()._send_steps(env_ids, actions, owner, payload)
 
-    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
         if self._records:
             self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
         else:
             super().on_step(child, request, status, rest)
+
+    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
+        if self._records:
+            self.on_steps(child, request, statuses, iter(()))
+        else:
+            super().on_plain_steps(child, request, statuses)
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         if self._records:
@@ -188,7 +194,8 @@ class ReplayingSupervisor(RecyclingSupervisor):
         self._finish_recovery(env)
         stranded, env.stranded = env.stranded, []
         for request, _ in stranded:
-            packed = env.child.pack_steps(request, request.actions, True)
+            form = env.child.form_of(request.proc_ids, request.slots, (NO_RESET,), True)
+            packed = env.child.pack_steps(request, form, request.actions)
             env.child.send_steps(request, packed, self.clock())
         self._send_waiting_steps(env)
 
