@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import pytest
 from helpers_failures import InWorker, Obliging, all_pids, kill_idle, lines_of, text_of, wait_until
-from support import Clock, Make, abnormal, error_of, in_thread, observation_of
+from support import Clock, Make, abnormal, error_of, in_thread, observation_of, wait_until_only_open
 
 from envsup import EnvState, EnvSupervisor, SendPayload, Supervisor
 from envsup.child import BUILD_METHOD
@@ -99,6 +99,7 @@ def test_a_step_that_times_out(make_local: Make, clock: Clock, retry_type: str) 
         life = sup._children[0].life
         with in_thread(lambda: sup.step({0: "hang", 1: 1})) as outcome:
             gate.wait_until_reached()
+            wait_until_only_open(sup, {0})
             clock.advance(10 - TINY)
             wait_until(lambda: sup._polling)
             assert not outcome, "it is not late yet"
