@@ -171,6 +171,27 @@ def test_worker_that_dies_between_two_steps(vec: Vec) -> None:
     assert env.step([0, 0])[0].tolist() == [[0, 3], [0, 0]]
 
 
+@MODES
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["before", "behind"])
+def test_reset_that_shares_the_worker_of_one_that_dies_is_no_failed_try(
+    vec: Vec, order: list[int], mode: AutoresetMode
+) -> None:
+    """With max_try=1 a failed try would be the end."""
+    env = vec([Faulty] * 2, autoreset_mode=mode, envs_per_child=2, step_timeout=60)
+    env.reset()
+    actions = np.array([Faulty.END, Faulty.KILL])
+    if mode is NEXT_STEP:
+        env.step(np.array([Faulty.END, Faulty.OK])[order])
+    truncations, infos = env.step(actions[order])[3:]
+    killed = order.index(1)
+    assert truncations[killed]
+    assert isinstance((infos["final_info"] if mode is SAME_STEP else infos)["err"][killed], WorkerDied)
+    if mode is DISABLED:
+        env.reset(options={"reset_mask": np.array([True, True])})
+    env.step([0, 0])
+    assert (env.step([0, 0])[0][:, 1] >= 1).all()
+
+
 # -- building --
 
 
