@@ -286,3 +286,46 @@ def test_size_of_groups_may_be_found_out() -> None:
         assert env.reset(seed=0)[0].shape == (4, 4)
     finally:
         env.close()
+
+
+# -- all at once --
+
+KINDS_OF_WORKERS: dict[str, dict[str, Any]] = {
+    "one-each": {},
+    "groups": {"envs_per_child": 3, "step_timeout": 60},
+    "threads": {"envs_per_child": 3, "type_": "thread"},
+}
+
+
+@MODES
+@pytest.mark.parametrize("options", KINDS_OF_WORKERS.values(), ids=KINDS_OF_WORKERS.keys())
+def test_every_row_follows_from_the_one_before(vec: Vec, options: dict[str, Any], mode: AutoresetMode) -> None:
+    """Episodes that end and fail at random: each row is the next step, a failure with what was seen last, or a reset."""
+    count, rng = 5, np.random.default_rng(0)
+    env = vec([Faulty] * count, autoreset_mode=mode, **options)
+    faults = [Faulty.RAISE, Faulty.SHAPE] if "type_" in options else [Faulty.RAISE, Faulty.KILL, Faulty.EXIT]
+    before, _ = env.reset(seed=1)
+    over = np.zeros(count, dtype=bool)
+    failures = 0
+    for _ in range(25):
+        actions = np.where(rng.random(count) < 0.15, rng.choice([Faulty.END, *faults], count), Faulty.OK)
+        obs, rewards, terminations, truncations, infos = env.step(actions)
+        ended = terminations | truncations
+        for i in range(count):
+            if over[i]:
+                assert (obs[i][1], rewards[i], ended[i]) == (0, 0, False)
+                continue
+            last = infos["final_obs"][i] if mode is SAME_STEP and ended[i] else obs[i]
+            if "abnormal" in infos and infos["abnormal"][i]:
+                failures += 1
+                assert (last.tolist(), rewards[i], truncations[i]) == (before[i].tolist(), 0, True)
+            else:
+                assert actions[i] in (Faulty.OK, Faulty.END)
+                assert (last - before[i]).tolist() == [0, 1]
+                assert (rewards[i], terminations[i], truncations[i]) == (1, actions[i] == Faulty.END, False)
+        over = ended & (mode is NEXT_STEP)
+        if mode is DISABLED and ended.any():
+            obs, _ = env.reset(options={"reset_mask": ended})
+        assert mode is NEXT_STEP or not obs[ended][:, 1].any()
+        before = obs
+    assert failures
