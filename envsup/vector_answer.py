@@ -44,7 +44,7 @@ class StepAnswer:
         if arrays is None:
             return self._batch.renew()
         # What was seen last, whatever the supervisor has seen since of a new episode.
-        last_good = {row: self._batch.row(env_ids[row]) for row in np.flatnonzero(arrays.failed)}
+        last_good = {row: self._batch.row(env_ids[row]) for row, failed in enumerate(arrays.failed.tolist()) if failed}
         self._batch.set_rows(env_ids, arrays.obs)
         if len(env_ids) == len(self.rewards):
             self.rewards = arrays.reward

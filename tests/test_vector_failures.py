@@ -300,7 +300,7 @@ KINDS_OF_WORKERS: dict[str, dict[str, Any]] = {
 @MODES
 @pytest.mark.parametrize("options", KINDS_OF_WORKERS.values(), ids=KINDS_OF_WORKERS.keys())
 def test_every_row_follows_from_the_one_before(vec: Vec, options: dict[str, Any], mode: AutoresetMode) -> None:
-    """Episodes that end and fail at random: each row is the next step, a failure with what was seen last, or a reset."""
+    """Episodes that end and fail at random: each row is the next step, a failure, or a reset."""
     count, rng = 5, np.random.default_rng(0)
     env = vec([Faulty] * count, autoreset_mode=mode, **options)
     faults = [Faulty.RAISE, Faulty.SHAPE] if "type_" in options else [Faulty.RAISE, Faulty.KILL, Faulty.EXIT]
