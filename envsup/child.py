@@ -47,7 +47,7 @@ class Request:
         expired: whether it was given up; its reply is dropped.
         seq: its number, which the reply repeats; 0 before it has one.
         sent_at: when it was sent, on the supervisor's clock.
-        too_late: whether the worker had already ended when it was sent.
+        too_late: whether the worker ended before it could begin with it.
         actions: of a step: the action for each environment.
         sent: of a reset: what was sent, if it was more than the call of ``reset``.
     """

@@ -171,6 +171,7 @@ class RecoveringSupervisor(EnvRequests):
             if env in to_reset:
                 self._begin_again(env)
         for request in lost:
+            request.too_late = True  # The worker was ended for another's sake.
             for env_id in request.proc_ids[request.answered :]:
                 self._request_failed(self._envs[env_id], request, error, Failure.WORKER_LOST)
 
@@ -212,6 +213,9 @@ class RecoveringSupervisor(EnvRequests):
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
+        if requests and requests[0].method != BUILD_METHOD:
+            for later in requests[1:]:
+                later.too_late = True  # The worker had not come to it: whatever ended it was none of its doing.
         for request in requests:
             if request.method != BUILD_METHOD:
                 for env_id in request.proc_ids[request.answered :]:

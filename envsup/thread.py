@@ -174,6 +174,7 @@ class ChildThread(Child):
         super().__init__(hosted, listener, launch_timeout)
         self._current: Optional[_Life] = None
         self._closing = False
+        self._holder: Optional[Waiting] = None
 
     @property
     def pid(self) -> Optional[int]:
@@ -199,9 +200,11 @@ class ChildThread(Child):
         return call._replace(args=copy_value(call.args), kwargs=copy_value(dict(call.kwargs)))
 
     def _post_call(self, request: Request, packed: Call) -> None:
+        self._send_held()
         self._post(_Task(CALL, request.seq, packed))
 
     def _post_build(self, request: Request, local: int) -> None:
+        self._send_held()
         self._post(_Task(BUILD, request.seq, local))
 
     def form_steps(
@@ -224,7 +227,14 @@ class ChildThread(Child):
             super().send_steps(request, packed, now)
         else:
             self._enter(request)
+            self._holder = request.owner
             held.append((self, partial(self._current.tasks.put, packed)))
+
+    def _send_held(self) -> None:
+        """What is sent next must not overtake steps that are held."""
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.send_held()
 
     def _post(self, packed: _Task) -> None:
         if self._current is not None:
