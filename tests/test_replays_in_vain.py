@@ -1,4 +1,4 @@
-"""``recover="replay"``: replays that fail, are cut short, or that nobody wants any more; and replays in groups."""
+"""``recover="replay"``: replays that fail, that are cut short or that nobody wants any more; figures of episodes."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_reset_while_a_replay_in_vain_is_in_flight(make_fork: Make) -> None:
 def test_episode_lost_in_its_replay_is_told_once(make_fork: Make, tmp_path: Path) -> None:
     # Of a worker's second environment it was told twice: by the steps that were lost, and by the next one.
     with Gate() as gate:
-        factories = [partial(Hanging, tmp_path / "lives", gate, length=9), *scripted(1, length=9)]
+        factories: list[Any] = [partial(Hanging, tmp_path / "lives", gate, length=9), *scripted(1, length=9)]
         sup = make_fork(factories, recover="replay", envs_per_child=2)
         sup.launch()
         sup.step({0: 10, 1: 10})
@@ -88,5 +88,17 @@ def test_episode_lost_in_its_replay_is_told_once(make_fork: Make, tmp_path: Path
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         told = {i: [(p.method, p.err is None) for p in payloads] for i, payloads in outcome[0].items()}
-        assert told == dict.fromkeys((0, 1), [("step", False), ("reset", True)])
+        assert told == {i: [("step", False), ("reset", True)] for i in (0, 1)}
         assert not any(map(abnormal, step(sup, {0: 30, 1: 30})))
+
+
+def test_figures_of_an_episode_that_was_run_again_in_part(make_process: Make) -> None:
+    # Return and length of the last episode were those of its steps in the worker that finished it.
+    sup = make_process(scripted(1, length=5), recover="replay")
+    sup.launch()
+    for action in (1, 2, 3, 4, 5):
+        if action == 4:
+            kill_idle(sup, 0)
+        sup.step({0: action})
+    figures = sup.stats()[0]
+    assert (figures.steps, figures.episodes, figures.last_return, figures.last_length) == (5, 1, 15, 5)
