@@ -43,6 +43,8 @@ READ_SIZE = 16384
 _EVENTFUL = DONE | EXTRA
 RESETS = ("reset", "_begin_episode")
 """The methods that begin an episode."""
+REPLAY = "_replay_episode"
+"""The method that begins one and runs it to where it was."""
 
 T = TypeVar("T")
 
@@ -188,6 +190,8 @@ class Host:
             seat.blocked = data if status & FAILED else None
             info = getattr(seat.target, "_reset_info", None) if isinstance(seat.target, Environment) else None
             self.meters.begin_episode(call.local)
+        elif call.method == REPLAY and isinstance(seat.target, Environment):
+            self.meters.resume_episode(call.local, seat.target._replayed_rewards)
         if seat.hosted.shm_callback is not None:
             return _through_callback(seat.hosted, call, status, data)
         return status, data if status & FAILED else (data, info or None)
