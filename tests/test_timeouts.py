@@ -540,8 +540,11 @@ def test_recv_all_times_out_for_what_is_missing(make_local: Make, clock: Clock) 
             sup.send(payload)
         seen: list[Any] = []
         gate.wait_until_reached()
-        with advance_when_waiting(sup, clock, 4):
-            got = Supervisor.recv_all(sup, payloads, True, lambda p, _: seen.append(p.proc_id), timeout=3)
+        receive = partial(Supervisor.recv_all, sup, payloads, True, lambda p, _: seen.append(p.proc_id), timeout=3)
+        with in_thread(receive) as outcome:
+            wait_until_only_open(sup, {0})
+            clock.advance(4)
+        got = outcome[0]
         assert isinstance(got[0].err, TimeoutError)
         assert (got[1].data, got[1].err) == (1, None)
         assert sorted(seen) == [0, 1]
