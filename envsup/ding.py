@@ -49,7 +49,7 @@ class DingEnvSupervisor(EnvSupervisor):
 
     @property
     def env_ref(self) -> Any:
-        """The environment that was built here to learn the spaces, and closed; if there is none, what has its spaces."""
+        """The environment that was built here to learn the spaces, and closed; without one, what has its spaces."""
         return self._env_ref
 
     @property

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-import numpy as np
-
 from envsup import timestep as plain
 from envsup.ding_episodes import RETURN_KEY
-from envsup.timestep import stack, tnp, tree
+from envsup.timestep import stack, tree
 from envsup.values import copy_value
 
 import torch  # isort: skip  (treetensor has loaded it, without its warnings)
+import treetensor.numpy as tnp  # isort: skip
 import treetensor.torch as ttorch  # isort: skip
 from treevalue import TreeValue  # isort: skip
 from treevalue.tree.common import create_storage  # isort: skip

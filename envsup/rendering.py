@@ -14,8 +14,9 @@ def frame_of(env: Any) -> Any:
     Raises:
         RuntimeError: if nothing is drawn, as with gymnasium's environments made without ``render_mode="rgb_array"``.
     """
-    inner = getattr(env, "_env", None)
-    drawing = env if getattr(inner, "render", None) is None else inner
+    drawing = getattr(env, "_env", env)
+    if not callable(getattr(drawing, "render", None)):
+        drawing = env
     frame = drawing.render(mode="rgb_array") if _takes_mode(drawing) else drawing.render()
     if isinstance(frame, list):  # Of the mode "rgb_array_list": all since the last call.
         frame = frame[-1] if frame else None
