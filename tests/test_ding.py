@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -22,8 +24,9 @@ from envsup.testing import Box, ScriptedEnv, ScriptedError
 Ding = Callable[..., DingEnvSupervisor]
 
 FORKED = {"context": "fork"}
-CONFIGS = [FORKED, {"shared_memory": False}, {"type_": "thread"}, {"context": "spawn"}]
-KINDS = pytest.mark.parametrize("kind", CONFIGS, ids=["fork", "messages", "thread", "spawn"])
+VIEWS = {"context": "fork", "copy_on_get": False}
+CONFIGS = [FORKED, VIEWS, {"shared_memory": False}, {"type_": "thread"}, {"context": "spawn"}]
+KINDS = pytest.mark.parametrize("kind", CONFIGS, ids=["fork", "views", "messages", "thread", "spawn"])
 
 
 @pytest.fixture
@@ -125,15 +128,16 @@ def test_environments_that_are_finished_get_no_action(ding: Ding) -> None:
     assert sup.random_action() == {}
 
 
+@pytest.mark.parametrize("kind", [FORKED, VIEWS], ids=["fork", "views"])
 @pytest.mark.parametrize(
     ("key", "dones", "returns"),
     [("raise", [False, True, False, False, True], [2, 6]), ("exit", [False, True, False, True, False], [2, 2])],
     ids=["raise", "exit"],  # In a new worker the script begins anew.
 )
 def test_step_that_fails_is_the_end_of_an_episode_to_a_collector(
-    ding: Ding, key: str, dones: list[bool], returns: list[float]
+    ding: Ding, kind: Any, key: str, dones: list[bool], returns: list[float]
 ) -> None:
-    sup = ding(partial(DingEnv, script=["ok", key]), **FORKED)
+    sup = ding(partial(DingEnv, script=["ok", key]), **kind)
     seen = collect(sup, two, 5)
     (found,) = seen.transitions
     assert [part.done for part in found] == dones
@@ -141,6 +145,16 @@ def test_step_that_fails_is_the_end_of_an_episode_to_a_collector(
     assert found[1].reward.tolist() == [0.0]
     assert found[1].reward.dtype == found[0].reward.dtype
     assert seen.returns == returns
+
+
+def test_episode_that_is_run_again_keeps_its_return(ding: Ding) -> None:
+    sup = ding([partial(DingEnv, length=4)] * 2, recover="replay", **FORKED)
+    sup.launch()
+    step(sup, [2, 2])
+    os.kill(sup.pid[0], signal.SIGKILL)
+    step(sup, [2, 2])
+    step(sup, [2, 2])
+    assert [timestep.info.eval_episode_return.item() for timestep in step(sup, [2, 2])] == [8.0, 8.0]
 
 
 def test_step_that_fails_is_nothing_to_an_evaluator(ding: Ding) -> None:
