@@ -14,6 +14,7 @@ from envsup.env_supervisor import Actions, EnvSupervisor, ResetParam
 from envsup.envs import read_attribute
 from envsup.payload import RecvPayload, SendPayload
 from envsup.probe import Learned
+from envsup.ready import ReadyObservations
 from envsup.spaces import class_names
 from envsup.supervisor import _data_of
 
@@ -134,14 +135,14 @@ class DingEnvSupervisor(EnvSupervisor):
                     info.setdefault(RETURN_KEY, returned)
         else:
             for env_id, timestep in zip(collector.env_ids, answers):
-                self._complete(env_id, timestep, before.get(env_id, 0.0), last_good.raw(env_id, None))
+                self._complete(env_id, timestep, before.get(env_id, 0.0), last_good)
         return answers
 
     def _delivered(self, payload: RecvPayload) -> None:
         if payload.method == "step" and payload.data is not None:
             env_id = payload.proc_id
             before = self._episodes.returns().get(env_id, 0.0)
-            self._complete(env_id, payload.data, before, self._ready_obs.raw(env_id, None))
+            self._complete(env_id, payload.data, before, self._ready_obs)
         super()._delivered(payload)
 
     def _note_observation(self, env: EnvRecord, obs: Any, source: Any) -> None:
@@ -149,13 +150,13 @@ class DingEnvSupervisor(EnvSupervisor):
         if source.method == "reset":
             self._episodes.begin(env.env_id)
 
-    def _complete(self, env_id: int, timestep: Any, before: Any, last_good: Any) -> None:
+    def _complete(self, env_id: int, timestep: Any, before: Any, last_good: ReadyObservations) -> None:
         """Add what is asked of the end of an episode: ``before`` is what was returned in it so far."""
         if isinstance(timestep, self._maker.FailedTimestep):
-            timestep.complete(last_good, self._episodes.nothing, before)
+            timestep.complete(last_good.raw(env_id, None), self._episodes.nothing, before)
             self._episodes.begin(env_id)
             return
-        done = bool(np.any(timestep.done))
+        done = bool(timestep.done)
         returned = self._episodes.add(env_id, before, timestep.reward, done)
         if done and RETURN_KEY not in timestep.info:
             timestep.info[RETURN_KEY] = np.array(returned)

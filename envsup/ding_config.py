@@ -51,4 +51,6 @@ def options_of(cfg: Mapping[str, Any]) -> dict[str, Any]:
         options["reset_timeout"] = cfg.get("connect_timeout")
     if options.get("type_") == "thread":
         options.update(shared_memory=False, copy_on_get=False)
+    else:  # Collectors keep what they are given, and the second version of DI-engine's managers always copies.
+        options["copy_on_get"] = True
     return options

@@ -11,16 +11,17 @@ RETURN_KEY = "eval_episode_return"
 
 
 class Episodes:
-    """The sums of rewards since the last resets, by environment.
-
-    Attributes:
-        nothing: a reward of 0, in the form of those that were seen last.
-    """
+    """The sums of rewards since the last resets, by environment."""
 
     def __init__(self, reward_space: Any) -> None:
         self._returns: dict[int, Any] = {}
         shape, dtype = getattr(reward_space, "shape", None), getattr(reward_space, "dtype", None)
-        self.nothing: Any = np.zeros(shape or (), dtype or np.float64)
+        self._reward: Any = np.zeros(shape or (), dtype or np.float64)
+
+    @property
+    def nothing(self) -> Any:
+        """A reward of 0, in the form of the one that was seen last."""
+        return np.zeros_like(self._reward)
 
     def begin(self, env_id: int) -> None:
         """An episode begins."""
@@ -32,10 +33,9 @@ class Episodes:
 
     def add(self, env_id: int, before: Any, reward: Any, done: bool) -> Any:
         """The sum of ``before`` and a reward; it is kept if the episode goes on."""
-        reward = np.asarray(reward)
         total = before
-        if reward.dtype.kind in "biuf":
-            self.nothing = np.zeros_like(reward)
+        if isinstance(reward, (np.ndarray, np.generic)) and reward.dtype.kind in "biuf":
+            self._reward = reward
             total = _sum(before, reward)
         if done:
             self.begin(env_id)
@@ -47,5 +47,5 @@ class Episodes:
 def _sum(total: Any, reward: Any) -> Any:
     """A float for rewards of one number; rewards of several are added up one by one."""
     if reward.size == 1:
-        return (0.0 if np.ndim(total) else total) + float(reward.item())
+        return (total if type(total) is float else 0.0) + float(reward.item())
     return total + reward if np.shape(total) in ((), reward.shape) else reward.astype(np.float64)

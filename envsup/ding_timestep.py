@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from functools import partial
+from typing import Any, Callable, Optional
 
 from envsup import timestep as plain
 from envsup.ding_episodes import RETURN_KEY
@@ -15,7 +16,7 @@ import treetensor.torch as ttorch  # isort: skip
 from treevalue import TreeValue  # isort: skip
 from treevalue.tree.common import create_storage  # isort: skip
 
-__all__ = ["FailedTimestep", "Timestep", "abnormal", "is_tree", "rows", "stack", "timestep", "tree"]
+__all__ = ["FailedTimestep", "Timestep", "abnormal", "rows", "stack", "timestep", "tree"]
 
 _NEEDED = ("obs", "reward", "done", "env_id")
 
@@ -56,19 +57,11 @@ class FailedTimestep(Timestep):
         return super().tensor(*args, **kwargs) if instead is None else instead.tensor(*args, **kwargs)
 
 
-def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any) -> Any:
-    """As ``envsup.timestep.timestep``."""
-    return type.__call__(Timestep, plain.timestep(obs, reward, done, info, env_id)._detach())
+timestep: Callable[..., Any] = partial(plain.timestep, make=partial(type.__call__, Timestep))
+"""As ``envsup.timestep.timestep``."""
 
-
-def abnormal(info: dict[str, Any], env_id: int) -> Any:
-    """As ``envsup.timestep.abnormal``."""
-    return type.__call__(FailedTimestep, plain.abnormal(info, env_id)._detach())
-
-
-def is_tree(value: Any) -> bool:
-    """Whether a value is a tree of arrays or tensors."""
-    return isinstance(value, TreeValue)
+abnormal: Callable[..., Any] = partial(plain.abnormal, make=partial(type.__call__, FailedTimestep))
+"""As ``envsup.timestep.abnormal``."""
 
 
 def rows(actions: Any) -> list[Any]:

@@ -20,15 +20,19 @@ with warnings.catch_warnings():
     from treevalue import TreeValue
     from treevalue.tree.common import TreeStorage, create_storage
 
+MakeTree = Callable[[TreeStorage], Any]
+
 # Past the class's own call, which is for values that are no storage yet, and costs as much as the rest.
-_make_tree: Callable[[TreeStorage], Any] = partial(type.__call__, tnp.ndarray)
+_make_tree: MakeTree = partial(type.__call__, tnp.ndarray)
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any) -> Any:
+def timestep(
+    obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any, make: MakeTree = _make_tree
+) -> Any:
     """A tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray."""
     array = np.ndarray
-    return _make_tree(
+    return make(
         TreeStorage(
             {
                 "obs": obs if type(obs) is array else node(obs),
@@ -41,10 +45,10 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
     )
 
 
-def abnormal(info: dict[str, Any], env_id: int) -> Any:
+def abnormal(info: dict[str, Any], env_id: int, make: MakeTree = _make_tree) -> Any:
     """The timestep of a step that failed."""
     nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
-    return _make_tree(create_storage({**nothing, "info": _info(info), "env_id": np.array(env_id)}))
+    return make(create_storage({**nothing, "info": _info(info), "env_id": np.array(env_id)}))
 
 
 def node(value: Any) -> Any:

@@ -24,9 +24,9 @@ from envsup.testing import Box, ScriptedEnv, ScriptedError
 Ding = Callable[..., DingEnvSupervisor]
 
 FORKED = {"context": "fork"}
-VIEWS = {"context": "fork", "copy_on_get": False}
-CONFIGS = [FORKED, VIEWS, {"shared_memory": False}, {"type_": "thread"}, {"context": "spawn"}]
-KINDS = pytest.mark.parametrize("kind", CONFIGS, ids=["fork", "views", "messages", "thread", "spawn"])
+NO_COPIES = {"context": "fork", "copy_on_get": False}
+CONFIGS = [FORKED, NO_COPIES, {"shared_memory": False}, {"type_": "thread"}, {"context": "spawn"}]
+KINDS = pytest.mark.parametrize("kind", CONFIGS, ids=["fork", "no-copies", "messages", "thread", "spawn"])
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_environments_that_are_finished_get_no_action(ding: Ding) -> None:
     assert sup.random_action() == {}
 
 
-@pytest.mark.parametrize("kind", [FORKED, VIEWS], ids=["fork", "views"])
+@pytest.mark.parametrize("kind", [FORKED, NO_COPIES], ids=["fork", "no-copies"])
 @pytest.mark.parametrize(
     ("key", "dones", "returns"),
     [("raise", [False, True, False, False, True], [2, 6]), ("exit", [False, True, False, True, False], [2, 2])],
@@ -412,7 +412,7 @@ def test_keys_of_ding_are_options_here(how: str) -> None:
     sup = DingEnvSupervisor([DingEnv], EasyDict(cfg) if how == "EasyDict" else cfg)
     assert (sup._episode_num, sup._max_try, sup._retry_type, sup._auto_reset) == (4, 3, "renew", False)
     assert (sup._step_timeout, sup._reset_timeout, sup._launch_timeout, sup._retry_waiting_time) == (5, 6, 7, 0.5)
-    assert (sup._shared_memory, sup._start_method) == (False, "forkserver")
+    assert (sup._shared_memory, sup._copy_on_get, sup._start_method) == (False, True, "forkserver")
     assert sup._cfg.retry_type == "renew"
 
 
