@@ -27,8 +27,12 @@ def frame_of(env: Any) -> Any:
 
 
 def _takes_mode(env: Any) -> bool:
-    """Whether ``render`` is told what to draw, as with gym 0.25; its wrappers hide that behind ``**kwargs``."""
+    """Whether ``render`` is told what to draw, as with gym 0.25, where that is hidden behind ``**kwargs``.
+
+    The wrappers of gym 0.26 take all keywords and pass them on, so the environment within is asked.
+    """
     try:
-        return "mode" in inspect.signature(getattr(env, "unwrapped", env).render).parameters
+        parameters = inspect.signature(getattr(env, "unwrapped", env).render).parameters.values()
     except (TypeError, ValueError):
         return False
+    return any(p.name == "mode" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -40,15 +40,23 @@ class Picture:
         return np.full((2, 3, 3), self.shade, np.uint8) if mode == "rgb_array" else None
 
 
+class HiddenPicture(Picture):
+    """The same as the metaclass of gym 0.25 leaves it."""
+
+    def render(self, *args: Any, **kwargs: Any) -> Any:
+        """A frame."""
+        return super().render(*args, **kwargs)
+
+
 class DingEnv(ScriptedEnv):
     """A ScriptedEnv with the rest of what DI-engine's environments have."""
 
-    def __init__(self, infos: Any = None, shade: int = 7, **kwargs: Any) -> None:
+    def __init__(self, infos: Any = None, picture: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.action_space: Any = Sampled(1000)
         self.time_id = id(self)
         self._infos = infos or {}
-        self._env = Picture(shade)
+        self._env = picture
 
     def step(self, action: Any) -> Any:
         """As of ScriptedEnv, with the infos that were given."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ding_worlds import DingEnv, HybridEnv, Sampled, collect, evaluate
+from ding_worlds import DingEnv, HiddenPicture, HybridEnv, Picture, Sampled, collect, evaluate
 from support import abnormal, error_of, step
 from test_imports import imported_by
 
@@ -488,7 +488,7 @@ def test_environment_without_shaping_is_an_attribute_error(ding: Ding) -> None:
 
 
 def test_ready_imgs_are_what_the_inner_environments_draw(ding: Ding) -> None:
-    sup = ding([partial(DingEnv, shade=1), partial(DingEnv, shade=2)], **FORKED)
+    sup = ding([partial(DingEnv, picture=Picture(1)), partial(DingEnv, picture=HiddenPicture(2))], **FORKED)
     sup.launch()
     assert {env_id: frame[0, 0, 0] for env_id, frame in sup.ready_imgs.items()} == {0: 1, 1: 2}
     sup.close()
@@ -500,9 +500,18 @@ def test_ready_imgs_are_what_the_inner_environments_draw(ding: Ding) -> None:
 @pytest.mark.parametrize("mode", ["rgb_array", "rgb_array_list"])
 def test_ready_imgs_of_gymnasium(ding: Ding, mode: str) -> None:
     pytest.importorskip("gymnasium")
+    pytest.importorskip("pygame")
     sup = ding(env_fns("CartPole-v1", 2, api="gymnasium", render_mode=mode), **FORKED)
     sup.launch()
     assert {env_id: frame.shape for env_id, frame in sup.ready_imgs.items()} == {0: (400, 600, 3), 1: (400, 600, 3)}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+def test_ready_imgs_of_gym(ding: Ding) -> None:
+    pytest.importorskip("pygame")
+    sup = ding(env_fns("CartPole-v1", 1, api="gym", render_mode="rgb_array"), **FORKED)
+    sup.launch()
+    assert sup.ready_imgs[0].shape == (400, 600, 3)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
