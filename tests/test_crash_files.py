@@ -52,6 +52,15 @@ def test_threads_write_too(make_local: Make, tmp_path: Path) -> None:
     assert "raised on demand" in found.error
 
 
+def test_supervisors_of_one_process_share_a_folder(make_local: Make, tmp_path: Path) -> None:
+    # What they wrote in the same second had the same name, and only the last of it was left.
+    for _ in range(2):
+        sup = make_local(scripted(1), crash_dir=tmp_path)
+        sup.launch()
+        sup.step_arrays({0: "raise"})
+    assert len(files_of(tmp_path)) == 2
+
+
 def test_failed_reset_writes_its_parameters(make_local: Make, tmp_path: Path) -> None:
     sup = make_local(partial(ScriptedEnv, on_reset=("ok", "raise")), max_try=2, crash_dir=tmp_path)
     sup.launch()
