@@ -102,7 +102,8 @@ class ReplayingSupervisor(RecyclingSupervisor):
         if not self._recovers:
             return None
         run_seed = self._env_seed.get(env.env_id)
-        seed = derived_seed(self._run_seed if run_seed is None else run_seed, env.env_id, env.begun)
+        number = env.begun + self._open_resets(env)
+        seed = derived_seed(self._run_seed if run_seed is None else run_seed, env.env_id, number)
         args = [seed, self._env_dynamic_seed, self._reset_param.get(env.env_id, {})]
         return SendPayload(env.env_id, "", "_begin_episode", args=args)
 
@@ -203,15 +204,14 @@ class ReplayingSupervisor(RecyclingSupervisor):
         if request is not env.recovery:
             return  # The worker was lost, and another recovery has begun.
         env.log.usable = False
-        if failure is Failure.RAISED and self._is_being_reset(env):
-            self._finish_recovery(env)
+        if failure is Failure.RAISED and self._open_resets(env):
+            self._finish_recovery(env)  # The caller has asked for the next episode.
             return self._send_waiting_steps(env)
         self._retry(env, Action.RESET if failure is Failure.RAISED else Action.RENEW)
 
     @staticmethod
-    def _is_being_reset(env: EnvRecord) -> bool:
-        """Whether the caller has asked for a reset: nobody waits for the old episode any more."""
-        return any(r.method == "reset" and env.env_id in r.proc_ids and not r.expired for r in env.child.open)
+    def _open_resets(env: EnvRecord) -> int:
+        return sum(r.method == "reset" and env.env_id in r.proc_ids and not r.expired for r in env.child.open)
 
     def _give_episode_up(self, env: EnvRecord) -> None:
         """Have the steps that were lost say that the episode was; if there are none, the next one."""

@@ -102,3 +102,12 @@ def test_figures_of_an_episode_that_was_run_again_in_part(make_process: Make) ->
         sup.step({0: action})
     figures = sup.stats()[0]
     assert (figures.steps, figures.episodes, figures.last_return, figures.last_length) == (5, 1, 15, 5)
+
+
+def test_resets_in_flight_have_seeds_of_their_own(make_fork: Make) -> None:
+    # All of them had the same, as the episodes were counted when they were answered.
+    sup = make_fork(scripted(1), recover="replay")
+    sup.launch()
+    for _ in range(3):
+        sup.reset(block=False)
+    assert len({payload.data[0] for payload in receive_by_env(sup, 3)[0]}) == 3
