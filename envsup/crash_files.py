@@ -61,7 +61,7 @@ class CrashFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(f"crash_dir {str(self.folder)!r} cannot be written to")
-        self._owner = f"{os.getpid()}-{secrets.token_hex(3)}"  # Other supervisors, of other machines too, may write there.
+        self._owner = f"{os.getpid()}-{secrets.token_hex(3)}"  # Others may write into it too.
         self._numbers = itertools.count(1)
 
     def write(self, env_id: int, log: EpisodeLog, method: str, error: BaseException, action: Any = _NOTHING) -> None:

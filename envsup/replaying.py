@@ -125,6 +125,13 @@ class ReplayingSupervisor(RecyclingSupervisor):
         self._slots.free(env, request.slots[place])
         self._strand(env, request, request.actions[place], error)
 
+    def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
+        at_work = requests[0].proc_ids[requests[0].answered :] if requests else child.proc_ids
+        for env_id in child.proc_ids:
+            if env_id not in at_work:  # It did not end the worker: its episode may be run again once more.
+                self._envs[env_id].log.tried = False
+        super().on_lost(child, requests, error)
+
     def _strand(self, env: EnvRecord, request: Request, action: Any, error: Exception) -> None:
         """A step was lost with its worker: it is tried again when the episode has been run again."""
         again = Request("step", (env.env_id,), (-1,), request.payload, request.owner, request.timeout)
