@@ -8,7 +8,7 @@ from typing import Any, Optional
 from envsup.child import Child, Request
 from envsup.episode_log import EpisodeLog
 from envsup.lifecycle import Action, Event
-from envsup.payload import RecvPayload
+from envsup.payload import RecvPayload, SendPayload
 from envsup.waiting import Waiting
 
 
@@ -38,6 +38,7 @@ class EnvRecord:
         recovery: the reset that will end that.
         joiners: the blocking calls that wait for it.
         deliver: whether ``recv`` is to return its observation.
+        asked: the request for a reset that this will answer, if the caller made one of its own.
         retry: when to try again, and how.
         waiting_steps: steps that were sent meanwhile.
         latest: whose reply its newest observation came with: the call, the request or the payload.
@@ -63,6 +64,7 @@ class EnvRecord:
         "_new_seed",
         "_recovering",
         "applied",
+        "asked",
         "begun",
         "busy",
         "child",
@@ -98,6 +100,7 @@ class EnvRecord:
         self.recovery: Optional[Request] = None
         self.joiners: list[Waiting] = []
         self.deliver = False
+        self.asked: Optional[SendPayload] = None
         self.retry: Optional[tuple[float, Action]] = None
         self.waiting_steps: list[tuple[Request, Any]] = []
         self.latest: Any = None
