@@ -43,7 +43,11 @@ class StepAnswer:
         """Take what came of the steps of ``env_ids``, if there were any."""
         if arrays is None:
             return self._batch.renew()
+        # Shown last; the supervisor may have begun an episode since that nobody has seen.
+        last_good = {env_ids[row]: self._batch.row(env_ids[row]) for row in np.flatnonzero(arrays.failed).tolist()}
         self._batch.set_rows(env_ids, arrays.obs)
+        for env_id, obs in last_good.items():
+            self._batch.put(env_id, obs)
         if len(env_ids) == len(self.rewards):
             self.rewards = arrays.reward
         else:
@@ -53,7 +57,8 @@ class StepAnswer:
                 continue
             if arrays.failed[row]:
                 self.fresh.add(env_ids[row])  # Whatever the mode, it has been reset.
-                self._end(env_ids[row], row, arrays, Ended(False, True, {"abnormal": True, "err": info["err"]}))
+                told = {"abnormal": True, "err": info["err"]}
+                self._end(env_ids[row], row, arrays, Ended(False, True, told, last_good[env_ids[row]]))
             elif ENDED in info:
                 self._end(env_ids[row], row, arrays, info[ENDED])
             else:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
+from helpers_failures import kill_idle
 from support import FORK, THREAD, Clock, Kind, in_thread, wait_until_waiting
 from test_vector import DISABLED, MODES, NEXT_STEP, SAME_STEP, Vec, same
 from test_vector import vec as vec
@@ -172,6 +173,22 @@ def test_worker_that_dies_between_two_steps(vec: Vec) -> None:
 
 
 # -- building --
+
+
+@MODES
+def test_episode_lost_with_the_worker_of_another_environment(vec: Vec, mode: AutoresetMode) -> None:
+    # Its end showed the first observation of the next episode, that nobody had seen, as the last of this one.
+    env = vec([Faulty] * 2, autoreset_mode=mode, envs_per_child=2)
+    env.reset(seed=0)
+    env.step([0, 0])
+    kill_idle(env._supervisor, 0)
+    obs, _ = env.reset(options={"reset_mask": np.array([False, True])})
+    assert obs.tolist() == [[0, 1], [0, 0]]
+    obs, _, terminations, truncations, infos = env.step([0, 0])
+    assert (terminations.tolist(), truncations.tolist()) == ([False, False], [True, False])
+    if mode is SAME_STEP:
+        assert infos["final_obs"][0].tolist() == [0, 1]
+    assert obs.tolist() == [[0, 0] if mode is SAME_STEP else [0, 1], [0, 1]]
 
 
 class Unbuildable:
