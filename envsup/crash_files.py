@@ -90,11 +90,19 @@ def _as_json(episode: FailedEpisode) -> str:
         "method": episode.method,
         "error": episode.error,
         "seed": episode.seed,
-        "reset_param": repr(episode.params),
+        "reset_param": shown(episode.params),
         "steps": len(episode.actions),
         "episode": data,
     }
     return json.dumps(text, indent=1)
+
+
+def shown(value: Any) -> str:
+    """A value as text, whatever it thinks of that."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}, which cannot be turned into text>"
 
 
 def _write(path: Path, text: str) -> None:

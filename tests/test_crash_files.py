@@ -226,6 +226,37 @@ def test_hang_of_a_replay_shows_the_stack(make_fork: Make, tmp_path: Path, clock
     assert "_hang" in done.stderr
 
 
+class Shy:
+    """Cannot be turned into text."""
+
+    def __repr__(self) -> str:
+        raise LookupError
+
+
+class Indifferent(ScriptedEnv):
+    """Takes any action and any parameter."""
+
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        """A reset."""
+        return super().reset()
+
+    def step(self, action: Any) -> Any:
+        """A step."""
+        return super().step(1)
+
+
+def test_what_cannot_be_printed_is_no_failure_of_the_environment(tmp_path: Path) -> None:
+    # It was taken for one, or ended the command.
+    log = EpisodeLog(params={"shy": Shy()})
+    CrashFiles(tmp_path).write(0, log, "step", ValueError("\udcff"), Shy())
+    (path,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "envsup", "replay", str(path), "--env", "test_crash_files:Indifferent"]
+    strict = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=strict)
+    assert done.returncode == replay.RAN_THROUGH, done.stderr
+    assert "action <Shy, which cannot be turned into text>" in done.stdout
+
+
 def test_registered_environment_by_its_name(tmp_path: Path) -> None:
     log = EpisodeLog(3)
     log.actions = [0, 1]
