@@ -119,6 +119,12 @@ class Environment:
         else:
             setter(self._env, name, value)
 
+    def _frame(self) -> Any:
+        """What the environment shows now."""
+        from envsup.rendering import frame_of
+
+        return frame_of(self._env)
+
     def enable_save_replay(self, replay_path: str) -> None:
         """Save replays below ``replay_path``: by the environment's own method, else as mp4 by gym's ``RecordVideo``.
 
