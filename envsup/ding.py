@@ -119,7 +119,7 @@ class DingEnvSupervisor(EnvSupervisor):
         super()._forget_environments()
         self._episodes = Episodes(self._reward_space)
 
-    def _addressed(self, actions: Actions) -> tuple[Sequence[int], Sequence[Any]]:
+    def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         if not isinstance(actions, (list, tuple, dict, np.ndarray)) and "TreeValue" in class_names(actions):
             actions = self._maker.rows(actions)
         ids, to_send = super()._addressed(actions)

@@ -7,7 +7,7 @@ from typing import Any, Callable, Optional
 
 from envsup import timestep as plain
 from envsup.ding_episodes import RETURN_KEY
-from envsup.timestep import stack, tree
+from envsup.timestep import fill_info, stack, tree
 from envsup.values import copy_value
 
 import torch  # isort: skip  (treetensor has loaded it, without its warnings)
@@ -16,7 +16,7 @@ import treetensor.torch as ttorch  # isort: skip
 from treevalue import TreeValue  # isort: skip
 from treevalue.tree.common import create_storage  # isort: skip
 
-__all__ = ["FailedTimestep", "Timestep", "abnormal", "rows", "stack", "timestep", "tree"]
+__all__ = ["FailedTimestep", "Timestep", "abnormal", "fill_info", "open_timesteps", "rows", "stack", "timestep", "tree"]
 
 _NEEDED = ("obs", "reward", "done", "env_id")
 
@@ -59,6 +59,9 @@ class FailedTimestep(Timestep):
 
 timestep: Callable[..., Any] = partial(plain.timestep, make=partial(type.__call__, Timestep))
 """As ``envsup.timestep.timestep``."""
+
+open_timesteps: Callable[..., Any] = partial(plain.open_timesteps, make=partial(type.__call__, Timestep))
+"""As ``envsup.timestep.open_timesteps``."""
 
 abnormal: Callable[..., Any] = partial(plain.abnormal, make=partial(type.__call__, FailedTimestep))
 """As ``envsup.timestep.abnormal``."""

@@ -25,7 +25,8 @@ class EpisodeLog:
         actions: those that were answered, in order.
         fingerprint: of the observation of its reset and of the answers.
         usable: whether the environment is where these actions lead to.
-        tried: whether the episode has been run again, and no action has been answered since.
+        tried: whether the episode has been run again, no action has been answered since, and no other environment of
+            the same worker has ended that.
         loss: how its worker was lost, if no action was open then.
     """
 

@@ -43,6 +43,8 @@ class StepAnswer:
         """Take what came of the steps of ``env_ids``, if there were any."""
         if arrays is None:
             return self._batch.renew()
+        # What was seen last, whatever the supervisor has seen since of a new episode.
+        last_good = {row: self._batch.row(env_ids[row]) for row, failed in enumerate(arrays.failed.tolist()) if failed}
         self._batch.set_rows(env_ids, arrays.obs)
         if len(env_ids) == len(self.rewards):
             self.rewards = arrays.reward
@@ -51,25 +53,33 @@ class StepAnswer:
         for row, info in enumerate(arrays.infos):
             if not info:
                 continue
-            if arrays.failed[row]:
-                self.fresh.add(env_ids[row])  # Whatever the mode, it has been reset.
-                self._end(env_ids[row], row, arrays, Ended(False, True, {"abnormal": True, "err": info["err"]}))
+            if row in last_good:
+                self._fail(env_ids[row], info["err"], last_good[row])
             elif ENDED in info:
-                self._end(env_ids[row], row, arrays, info[ENDED])
+                ended: Ended = info[ENDED]
+                final = row_of(arrays.obs, row) if ended.final_obs is None else ended.final_obs
+                self._end(env_ids[row], ended, final)
             else:
                 self._told.append((env_ids[row], info))
 
-    def _end(self, env_id: int, row: int, arrays: StepArrays, ended: Ended) -> None:
+    def _fail(self, env_id: int, error: BaseException, last_good: Any) -> None:
+        """The step of an environment failed; whatever the mode, it has been reset."""
+        failure = {"abnormal": True, "err": error}
+        self._batch.put(env_id, last_good)
+        self.fresh.add(env_id)
+        if self._same_step:
+            self._told.append((env_id, failure))
+        self._end(env_id, Ended(False, True, failure), last_good)
+
+    def _end(self, env_id: int, ended: Ended, final_obs: Any) -> None:
+        """The episode of an environment has ended."""
         self.terminations[env_id], self.truncations[env_id] = ended.terminated, ended.truncated
-        if not self._same_step:
+        if self._same_step:
+            self._told.append((env_id, {"final_obs": copy_value(final_obs), "final_info": ended.info}))
+            self._show_reset(env_id)
+        else:
             self.ended.add(env_id)
             self._told.append((env_id, ended.info))
-            return
-        final = copy_value(row_of(arrays.obs, row)) if ended.final_obs is None else ended.final_obs
-        self._told.append((env_id, {"final_obs": final, "final_info": ended.info}))
-        if arrays.failed[row]:
-            self._told.append((env_id, ended.info))
-        self._show_reset(env_id)
 
     def take_resets(self, env_ids: Sequence[int]) -> None:
         """Take what came of the resets of environments that were not stepped."""

@@ -100,6 +100,17 @@ def wait_until_waiting(sup: Supervisor) -> None:
         time.sleep(0.001)
 
 
+def wait_until_only_open(sup: Supervisor, env_ids: set[int]) -> None:
+    """Return once another thread waits, and for replies of these environments alone: the others have answered."""
+    while True:
+        with sup._lock:
+            requests = [request for child in sup._children for request in child.open]
+            open_ids = {env_id for request in requests for env_id in request.proc_ids[request.answered :]}
+            if sup._polling and open_ids == env_ids:
+                return
+        time.sleep(0.001)
+
+
 class Make(Protocol):
     """Builds an EnvSupervisor of one kind of worker, which is closed when the test ends.
 
