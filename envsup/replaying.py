@@ -138,6 +138,14 @@ class ReplayingSupervisor(RecyclingSupervisor):
                 self._envs[env_id].log.tried = False
         super().on_lost(child, requests, error)
 
+    def on_restart(self, child: Child, requests: list[Request], error: Exception) -> None:
+        with self._lock:
+            super().on_restart(child, requests, error)
+            for env in map(self._envs.__getitem__, child.proc_ids):
+                if not env.recovering and self._may_replay(env):
+                    env.recovering, env.log.loss = True, error
+                    self._begin_again(env)
+
     def _strand(self, env: EnvRecord, request: Request, action: Any, error: Exception) -> None:
         """A step was lost with its worker: it is tried again when the episode has been run again."""
         again = Request("step", (env.env_id,), (-1,), request.payload, request.owner, request.timeout)

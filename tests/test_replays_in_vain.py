@@ -121,3 +121,12 @@ def test_resets_in_flight_have_seeds_of_their_own(make_fork: Make) -> None:
     for _ in range(3):
         sup.reset(block=False)
     assert len({payload.data[0] for payload in receive_by_env(sup, 3)[0]}) == 3
+
+
+def test_restart_of_a_worker_that_is_idle(make: Make) -> None:
+    # Its environments were stepped without a reset.
+    sup = make(scripted(2, length=9), recover="replay", envs_per_child=2)
+    sup.launch()
+    sup.step({0: 10, 1: 10})
+    sup._children[0].restart()
+    assert [t.obs.tolist()[1:] for t in step(sup, {0: 20, 1: 20})] == [[0, 2, 20]] * 2
