@@ -87,9 +87,10 @@ class EnvSupervisor(EnvView):
             ``step_arrays`` and array observations never need it.
         restart_limit: ``(n, seconds)``: an environment that would be built anew more than n times within so many
             seconds ends the run with ``RuntimeError``.  Workers that are replaced as they are spent do not count.
-        max_memory_mb, max_episodes_per_worker: a worker that holds more memory, or has finished so many episodes, is
-            replaced when an episode ends, between two steps.  Its successor goes on with a seed derived from (seed,
-            environment, life).  Each environment needs a worker of its own.
+        max_memory_mb: a worker that holds more memory is replaced when an episode ends, between two steps.  Its
+            successor goes on with a seed derived from (seed, environment, life).  Each environment needs a worker of
+            its own.
+        max_episodes_per_worker: the same for a worker that has finished so many episodes.
         recover: "replay": when a worker dies in the middle of an episode, a new one runs the episode again, and the
             step that was lost is tried once more: the caller sees an ordinary timestep.  Every episode then has a seed
             of its own, derived from (seed, environment, episode) by ``numpy.random.SeedSequence``; without ``seed``

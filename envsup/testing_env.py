@@ -31,7 +31,8 @@ class ScriptedEnv:
 
     Arguments:
         length: steps of an episode.
-        on_build, on_close: a key of FAULTS, for what happens then.
+        on_build: a key of FAULTS, for what happens when it is built.
+        on_close: a key of FAULTS, for what happens when it is closed.
         on_reset: a script for the resets: a key of FAULTS, or one for each reset in turn, "ok" when they are used up.
         gate: what the fault "hang" waits for; without it, it never ends.
         log: a file to which every call appends a line.

@@ -68,7 +68,9 @@ class ThreadLimit:
 
 def _set(library: Any, number: int) -> None:
     """Set the number in one library, as threadpoolctl found it."""
-    if getattr(library, "threading_layer", None) != "pthreads" or not _set_before_start(library.dynlib, number):
+    openblas = getattr(library, "dynlib", None)  # Threadpoolctl hides it before 3.2.
+    with_pthreads = openblas is not None and getattr(library, "threading_layer", None) == "pthreads"
+    if not (with_pthreads and _set_before_start(openblas, number)):
         library.set_num_threads(number)
 
 

@@ -40,6 +40,8 @@ WORDS = {
 
 EXIT_CODES = {"exit": EXIT_CODE, "kill": -signal.SIGKILL, "segfault": -signal.SIGSEGV}
 
+_THREADS = 16  # The place of num_threads in /proc/PID/stat, counted from behind the state.
+
 MATRIX = [
     *[(FORK, how) for how in SOFT + HARD],
     *[(THREAD, how) for how in SOFT],
@@ -121,12 +123,12 @@ class Obliging(ScriptedEnv):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Whether a process runs; a zombie does not, unless threads of it still do."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return state not in "ZX"
+    return state not in "ZX" or int(fields[_THREADS]) > 1
 
 
 def wait_until(condition: Callable[[], object], timeout: float = 20.0) -> None:

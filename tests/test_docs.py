@@ -1,17 +1,27 @@
-"""Every block of Python in the README and in docs/ that is a program by itself runs."""
+"""The README and the pages in docs/: programs run, links lead somewhere, and what is generated is up to date."""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+OTHER_LIBRARIES = {"ding", "tianshou", "stable_baselines3", "envsup.sb3"}
+"""Programs that show how something is done with these run where they are installed."""
+
+
+def prose_of(page: Path) -> str:
+    """The page without its blocks of code."""
+    return re.sub(r"^( *)```.*?^\1```", "", page.read_text(), flags=re.M | re.S)
 
 
 def programs_of(page: Path) -> list[str]:
@@ -20,6 +30,20 @@ def programs_of(page: Path) -> list[str]:
     for block in blocks:
         ast.parse(block)
     return [block for block in blocks if re.search(r"^(import|from) ", block, re.M)]
+
+
+def is_missing(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is None
+    except ModuleNotFoundError:
+        return True
+
+
+def missing_for(program: str) -> set[str]:
+    """The other libraries that a program needs and that are not installed."""
+    imported = re.findall(r"^(?:import|from) ([\w.]+)", program, re.M)
+    named = {name if name in OTHER_LIBRARIES else name.split(".")[0] for name in imported}
+    return {name for name in named & OTHER_LIBRARIES if is_missing(name)}
 
 
 PROGRAMS = [
@@ -31,6 +55,63 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_program_runs(program: str, tmp_path: Path) -> None:
+    missing = missing_for(program)
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# -- links --
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The names that a page's headings have in links."""
+    counts: Counter[str] = Counter()
+    anchors = set()
+    for heading in re.findall(r"^#+ (.*)$", prose_of(page), re.M):
+        anchor = re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+        anchors.add(anchor if not counts[anchor] else f"{anchor}_{counts[anchor]}")
+        counts[anchor] += 1
+    return anchors
+
+
+def links_of(page: Path) -> list[str]:
+    """What a page links to, other sites left out."""
+    return [link for link in re.findall(r"\]\(([^)\s]+)\)", prose_of(page)) if "://" not in link]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_links_lead_to_something_that_is_checked_in(page: Path) -> None:
+    known = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.split()
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        assert not known or str(target.relative_to(ROOT)) in known, f"{link} is not checked in"
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def test_navigation_names_pages_that_exist() -> None:
+    named = re.findall(r"- ([\w-]+\.md)", (ROOT / "mkdocs.yml").read_text())
+    assert {"index.md", "api.md"} <= set(named)
+    assert [name for name in named if not (ROOT / "docs" / name).exists()] == []
+
+
+def test_names_in_the_api_exist() -> None:
+    names = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "api.md").read_text(), re.M)
+    assert "envsup.EnvSupervisor" in names
+    for name in names:
+        module, _, attribute = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), attribute), name
+
+
+# -- what is written by a program --
+
+
+def test_tables_of_states_are_those_of_lifecycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "packaging")
+    import states
+
+    assert states.between_marks(states.PAGE.read_text()) == states.section(), "run: python packaging/states.py"

@@ -239,9 +239,12 @@ def test_variables_that_the_user_has_set_stay(kind: Kind, monkeypatch: pytest.Mo
         assert set(sup.threads[0]) == {2}
 
 
-def test_libraries_that_an_environment_loads_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layer", ["openmp", "pthreads"])
+def test_libraries_that_an_environment_loads_are_found(layer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     class Fake:
-        threading_layer = "openmp"
+        """Without ``dynlib``, as in threadpoolctl 3.0."""
+
+        threading_layer = layer
 
         def set_num_threads(self, number: int) -> None:
             calls.append((self, number))
