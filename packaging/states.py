@@ -44,25 +44,27 @@ def steps() -> str:
     def last(retry_type: EnvRetryType) -> Action:
         return after_step(Policy(retry_type, episode_num=1), True, 1)
 
+    def failed(failure: Failure) -> list[str]:
+        return both(lambda kind: after_step(Policy(kind), False, 0, failure))
+
     rows = [
         ["nothing: the episode goes on", *both(lambda kind: after_step(Policy(kind), False, 0))],
         ["the end of an episode", *both(lambda kind: after_step(Policy(kind), True, 1))],
         ["the end of episode `episode_num`", *both(last)],
         ["the same with `auto_reset=False`", *both(lambda kind: after_step(Policy(kind, auto_reset=False), True, 1))],
     ]
-    rows += [[f.value, *both(lambda kind, f=f: after_step(Policy(kind), False, 0, f))] for f in Failure]
+    rows += [[failure.value, *failed(failure)] for failure in Failure]
     return table(["a step brought", *_kinds()], rows)
 
 
 def resets() -> str:
     """What follows a reset that failed."""
-    rows = [[f.value, *both(lambda kind, f=f: after_reset(Policy(kind, max_try=2), 1, f))] for f in Failure]
-    rows.append(
-        [
-            "any of these, `max_try` times in a row",
-            *both(lambda kind: after_reset(Policy(kind, max_try=2), 2, Failure.RAISED)),
-        ]
-    )
+
+    def failed(failure: Failure, times: int) -> list[str]:
+        return both(lambda kind: after_reset(Policy(kind, max_try=2), times, failure))
+
+    rows = [[failure.value, *failed(failure, 1)] for failure in Failure]
+    rows.append(["any of these, `max_try` times in a row", *failed(Failure.RAISED, 2)])
     return table(["a reset failed", *_kinds()], rows)
 
 
