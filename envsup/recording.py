@@ -56,27 +56,49 @@ def record_video(env: Any, folder: str, env_id: int) -> Any:
         raise RuntimeError(f"saving replays of {name} needs render_mode='rgb_array' when it is made; it has {mode!r}")
     _require_video_writer()
     prefix = f"env{env_id}-{datetime.now():%Y%m%d-%H%M%S%f}-{os.getpid()}"
-    recorder = _recorder_of_gym(env) if library == "gym" else importlib.import_module("gymnasium.wrappers").RecordVideo
+    recorder = _recorder_of_gym() if library == "gym" else _recorder_of_gymnasium()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Overwriting existing videos")  # It does not.
         return recorder(env, folder, episode_trigger=_every_episode, name_prefix=prefix)
 
 
-def _recorder_of_gym(env: Any) -> Any:
-    """gym's ``RecordVideo``, but it does not close ``env`` after each episode that it has recorded."""
-    gym, wrappers = importlib.import_module("gym"), importlib.import_module("gym.wrappers")
-
-    class KeptOpen(gym.Wrapper):  # type: ignore[misc,name-defined,unused-ignore]
-        def close(self) -> None:
-            pass
+def _recorder_of_gym() -> Any:
+    """gym's ``RecordVideo``, but it neither closes the environment after each episode nor draws bars of its own, and an
+    episode that is cut short has a video of its own."""
+    wrappers = importlib.import_module("gym.wrappers")
 
     class Recorder(wrappers.RecordVideo):  # type: ignore[misc,name-defined,unused-ignore]
-        def __init__(self, env: Any, *args: Any, **kwargs: Any) -> None:
-            super().__init__(KeptOpen(env), *args, **kwargs)
+        def reset(self, **kwargs: Any) -> Any:
+            if self.recording:
+                self.close_video_recorder()
+                self.episode_id += 1
+            return super().reset(**kwargs)
 
-        def close(self) -> None:
-            super().close()
-            env.close()
+        def close_video_recorder(self) -> None:
+            video = self.video_recorder
+            if self.recording and getattr(video, "recorded_frames", None):
+                _write(video.recorded_frames, video.frames_per_sec, video.path)
+                video.write_metadata()
+                video._closed = True
+            super().close_video_recorder()
+
+    return Recorder
+
+
+def _write(frames: list[Any], fps: float, path: str) -> None:
+    clip = importlib.import_module("moviepy.video.io.ImageSequenceClip").ImageSequenceClip(frames, fps=fps)
+    clip.write_videofile(path, logger=None)
+
+
+def _recorder_of_gymnasium() -> Any:
+    """gymnasium's ``RecordVideo``, but it writes a video before the reset that follows: that may fail."""
+    wrappers = importlib.import_module("gymnasium.wrappers")
+
+    class Recorder(wrappers.RecordVideo):  # type: ignore[misc,name-defined,unused-ignore]
+        def reset(self, **kwargs: Any) -> Any:
+            if self.recording:
+                self.stop_recording()
+            return super().reset(**kwargs)
 
     return Recorder
 

@@ -32,6 +32,7 @@ class VideoFile:
             raise RuntimeError("writing a video needs moviepy: pip install 'envsup[video]'") from error
         self._write_frames = imageio_ffmpeg.write_frames
         self._path, self._fps = Path(path), fps
+        self._is_new = not self._path.exists()
         self._path.touch()  # Better now than after the first frame.
         self._writer: Any = None
         self._size = 0, 0
@@ -55,11 +56,11 @@ class VideoFile:
         self.frames += 1
 
     def close(self) -> None:
-        """Finish the file; one without a frame is removed."""
+        """Finish the file; none is left if there was no frame."""
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()
-        elif not self.frames:
+        elif self._is_new and not self.frames:
             self._path.unlink(missing_ok=True)
 
 
