@@ -252,7 +252,7 @@ def _mp4(text: str) -> str:
 def make_supervisor(args: argparse.Namespace) -> EnvSupervisor:
     """The supervisor of the environments that were asked for."""
     shared = args.type is ChildType.PROCESS
-    rendered = {} if args.render is None else {"render_mode": "rgb_array"}
+    rendered: dict[str, Any] = {} if args.render is None else {"render_mode": "rgb_array"}
     factories = [partial(Breakable, factory) for factory in env_fns(args.env, args.num_envs, **rendered)]
     supervisor = EnvSupervisor(
         type_=args.type,

@@ -69,7 +69,7 @@ def _write(grid: Picture, notes: Sequence[Sequence[str]], columns: int, size: tu
         tile = grid[top : top + size[0], left : left + size[1]]
         image = Image.fromarray(np.ascontiguousarray(tile))
         draw = ImageDraw.Draw(image)
-        for row, line in enumerate(lines):
+        for row, line in enumerate(line.encode("ascii", "replace").decode() for line in lines):
             at = (4, 2 + 12 * row)
             draw.rectangle(draw.textbbox(at, line), fill=(_DARK,) * 3)
             draw.text(at, line, fill=(255, 255, 255))

@@ -15,7 +15,7 @@ LENGTH = 3
 
 
 def drawing_env(library: str, resets: float = np.inf, render_mode: Optional[str] = "rgb_array") -> Any:
-    """An environment of a library, whose every reset after ``resets`` of them raises; a step "kill" ends its process."""
+    """An environment of a library; resets after the first ``resets`` raise, steps do what "raise" and "kill" say."""
     module = importlib.import_module(library)
 
     class DrawingEnv(module.Env):  # type: ignore[misc,name-defined,unused-ignore]
