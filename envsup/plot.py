@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Sequence, Union
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
@@ -53,12 +54,15 @@ class Recorder:
         self._seen: dict[int, int] = {}
         self._steps: dict[int, int] = {}
         self._steps_before = 0
+        self._run: Callable[[], Any] = lambda: None
 
     def note(self) -> None:
         """Read which episodes have ended.  A new launch goes on where the last one was."""
         assert self._sup is not None, "this recorder was made without a supervisor: use add()"
         stats = self._sup.stats()
-        if any(figures.steps < self._steps.get(env_id, 0) for env_id, figures in stats.items()):
+        run = self._sup._meters
+        if run is not None and run is not self._run():
+            self._run = weakref.ref(run)
             self._steps_before += sum(self._steps.values())
             self._seen = {}
         self._steps = {env_id: figures.steps for env_id, figures in stats.items()}
