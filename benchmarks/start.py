@@ -48,9 +48,8 @@ def time_gymnasium(factories: Factories, method: str) -> float:
 def compare(num_envs: int, rounds: int, method: str) -> None:
     """A round before the first is not counted: modules are imported in it."""
     factories = TINY.factories(num_envs)
-    times = [(time_envsup(factories, method), time_gymnasium(factories, method)) for _ in tracked(range(rounds + 1))][
-        1:
-    ]
+    turns = tracked(range(rounds + 1))
+    times = [(time_envsup(factories, method), time_gymnasium(factories, method)) for _ in turns][1:]
     ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(a / b for a, b in times)
     print(

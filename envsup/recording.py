@@ -63,8 +63,8 @@ def record_video(env: Any, folder: str, env_id: int) -> Any:
 
 
 def _recorder_of_gym() -> Any:
-    """gym's ``RecordVideo``, but it neither closes the environment after each episode nor draws bars of its own, and an
-    episode that is cut short has a video of its own."""
+    """gym's ``RecordVideo``, but it neither closes the environment after each episode nor draws bars of its own, it can
+    be asked to render meanwhile, and an episode that is cut short has a video of its own."""
     wrappers = importlib.import_module("gym.wrappers")
 
     class Recorder(wrappers.RecordVideo):  # type: ignore[misc,name-defined,unused-ignore]
@@ -73,6 +73,12 @@ def _recorder_of_gym() -> Any:
                 self.close_video_recorder()
                 self.episode_id += 1
             return super().reset(**kwargs)
+
+        def render(self, *args: Any, **kwargs: Any) -> Any:
+            history = self.video_recorder.render_history if self.recording else []
+            frames = history[:]
+            history.clear()
+            return frames or self.env.render(*args, **kwargs)
 
         def close_video_recorder(self) -> None:
             video = self.video_recorder

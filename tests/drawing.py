@@ -27,13 +27,14 @@ def drawing_env(library: str, resets: float = np.inf, render_mode: Optional[str]
             self.render_mode = render_mode
             self.t = self.resets = 0
             self.closed = False
+            self.drawn: list[int] = []
 
         def reset(self, *, seed: Any = None, options: Any = None) -> Any:
             super().reset(seed=seed)
             self.resets += 1
             if self.resets > resets:
                 raise RuntimeError("no more resets")
-            self.t = 0
+            self.t, self.drawn = 0, [0]
             return np.zeros(1, np.float32), {}
 
         def step(self, action: Any) -> Any:
@@ -43,10 +44,12 @@ def drawing_env(library: str, resets: float = np.inf, render_mode: Optional[str]
                 raise ValueError(action)
             assert not self.closed, "closed in the middle of the run"
             self.t += 1
+            self.drawn.append(self.t)
             return np.full(1, self.t, np.float32), 1.0, self.t == LENGTH, False, {}
 
         def render(self) -> Any:
-            return np.full((32, 48, 3), 60 * self.t, np.uint8)
+            drawn, self.drawn = [np.full((32, 48, 3), 60 * t, np.uint8) for t in self.drawn], []
+            return drawn if render_mode == "rgb_array_list" else np.full((32, 48, 3), 60 * self.t, np.uint8)
 
         def close(self) -> None:
             self.closed = True

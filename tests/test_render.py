@@ -11,11 +11,13 @@ from typing import Any, Optional
 import numpy as np
 import pytest
 from drawing import drawing_env
-from support import Clock, Make, in_thread, step
+from helpers_failures import kill_idle
+from support import Clock, Make, abnormal, in_thread, step
 
 from envsup import render
 from envsup.__main__ import main
 from envsup.frame import frame_of
+from envsup.recording import replay_files
 from envsup.render import grid_of
 from envsup.testing import Gate, ScriptedEnv
 from envsup.video import VideoFile
@@ -271,8 +273,28 @@ def test_vector_environments_draw_too() -> None:
     assert AdaptedEnv(drawing_env("gymnasium"), False)._render_frame(16).shape == (11, 16, 3)
 
 
-def test_step_is_still_a_step(make_fork: Make) -> None:
-    sup = make_fork([partial(drawing_env, "gymnasium")])
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:UserWarning")
+@pytest.mark.parametrize("mode", ["rgb_array", "rgb_array_list"])
+@pytest.mark.parametrize("library", ["gym", "gymnasium"])
+def test_environments_that_are_recorded_are_drawn_as_well(
+    make_fork: Make, library: str, mode: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("moviepy")
+    sup = make_fork([partial(drawing_env, library, render_mode=mode)])
+    sup.enable_save_replay(str(tmp_path))
     sup.launch()
-    step(sup, {0: 1})
-    assert (tile(sup.render_grid(captions=False), 0, 0, (32, 48)) == 60).all()
+    for t in (1, 2):
+        step(sup, {0: 1})
+        assert (tile(sup.render_grid(captions=False), 0, 0, (32, 48)) == 60 * t).all()
+    sup.close()
+    ((path,),) = replay_files(tmp_path).values()
+    assert len(video_of(path, (32, 48))) == 3
+
+
+def test_a_worker_that_has_died_is_a_dark_tile_and_then_a_new_one(make_fork: Make) -> None:
+    sup = make_fork([partial(Painter, Paint(40, 60, 200))])
+    sup.launch()
+    kill_idle(sup, 0)
+    assert tile(sup.render_grid(captions=False), 0, 0, (96, 160))[-1, -1].tolist() == [DARK] * 3
+    assert (tile(sup.render_grid(captions=False), 0, 0, (40, 60)) == 200).all()
+    assert abnormal(step(sup, {0: 1})[0]), "the episode was lost"
