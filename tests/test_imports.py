@@ -123,6 +123,8 @@ NEEDED_BY_A_WORKER = [
     "meter",
     "trace",
     "hosting",
+    "frame",
+    "recording",
     "testing_env",
     "testing_faults",
 ]
