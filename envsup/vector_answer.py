@@ -51,13 +51,13 @@ class StepAnswer:
         for row, info in enumerate(arrays.infos):
             if not info:
                 continue
+            ended = ended_of(arrays, row)
+            if ended is None:
+                self._told.append((env_ids[row], info))
+                continue
             if arrays.failed[row]:
                 self.fresh.add(env_ids[row])  # Whatever the mode, it has been reset.
-                self._end(env_ids[row], row, arrays, Ended(False, True, {"abnormal": True, "err": info["err"]}))
-            elif ENDED in info:
-                self._end(env_ids[row], row, arrays, info[ENDED])
-            else:
-                self._told.append((env_ids[row], info))
+            self._end(env_ids[row], row, arrays, ended)
 
     def _end(self, env_id: int, row: int, arrays: StepArrays, ended: Ended) -> None:
         self.terminations[env_id], self.truncations[env_id] = ended.terminated, ended.truncated
@@ -65,8 +65,7 @@ class StepAnswer:
             self.ended.add(env_id)
             self._told.append((env_id, ended.info))
             return
-        final = copy_value(row_of(arrays.obs, row)) if ended.final_obs is None else ended.final_obs
-        self._told.append((env_id, {"final_obs": final, "final_info": ended.info}))
+        self._told.append((env_id, {"final_obs": final_obs_of(arrays, row, ended), "final_info": ended.info}))
         if arrays.failed[row]:
             self._told.append((env_id, ended.info))
         self._show_reset(env_id)
@@ -84,3 +83,17 @@ class StepAnswer:
     def told(self) -> list[tuple[int, dict[Any, Any]]]:
         """(environment, an info of its), by environment: the first decides of what dtype a key is."""
         return sorted(self._told, key=itemgetter(0))
+
+
+def ended_of(arrays: StepArrays, row: int) -> Optional[Ended]:
+    """How the episode of a row ended, None if it goes on; a step that failed has cut it off."""
+    info = arrays.infos[row]
+    if arrays.failed[row]:
+        return Ended(False, True, {"abnormal": True, "err": info["err"]})
+    ended: Optional[Ended] = info.get(ENDED)
+    return ended
+
+
+def final_obs_of(arrays: StepArrays, row: int, ended: Ended) -> Any:
+    """The last observation of an episode, which is the caller's; of a step that failed the last good one."""
+    return copy_value(row_of(arrays.obs, row)) if ended.final_obs is None else ended.final_obs
