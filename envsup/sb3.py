@@ -7,7 +7,6 @@ and no exception in ``learn``.  See docs/sb3.md.
 from __future__ import annotations
 
 import warnings
-from copy import deepcopy
 from typing import Any, Callable, Iterable, Optional, Sequence
 
 import gymnasium
@@ -174,8 +173,8 @@ class SupervisedVecEnv(VecEnv):
         return self._ask(indices, "vec_env_method", method_name, method_args, method_kwargs)
 
     def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:  # type: ignore[type-arg]
-        """Whether a wrapper of that class is around the environments."""
-        return self._ask(indices, "vec_is_wrapped", wrapper_class)
+        """Whether a wrapper of that class, or of a subclass, is around the environments."""
+        return self._ask(indices, "vec_is_wrapped", wrapper_class.__module__, wrapper_class.__name__)
 
     def get_images(self) -> Sequence[Optional[np.ndarray]]:
         """What ``render`` of each environment returns; None for each if their render mode is not "rgb_array"."""
@@ -192,7 +191,11 @@ class SupervisedVecEnv(VecEnv):
         return self._supervisor.closed
 
     def close(self, timeout: Optional[float] = None) -> None:
-        """Close the environments and end the workers, within ``timeout`` seconds (10 by default); may be called twice."""
+        """Close the environments and end the workers; may be called twice.
+
+        Arguments:
+            timeout: seconds that they have for that, 10 by default.
+        """
         self._rounds.forget()
         self._supervisor.close(timeout)
 

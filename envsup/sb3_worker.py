@@ -43,11 +43,14 @@ class Sb3Env(AdaptedEnv):
         """Call a method of the environment or of what it wraps."""
         return self._env.get_wrapper_attr(name)(*args, **kwargs)
 
-    def vec_is_wrapped(self, wrapper_class: type) -> bool:
-        """Whether a wrapper of that class is around the environment."""
+    def vec_is_wrapped(self, module: str, name: str) -> bool:
+        """Whether a wrapper of the class with that name, or of a subclass, is around the environment.
+
+        By name, as a class that cannot be imported would arrive here as another one.
+        """
         env = self._env
         while "Wrapper" in class_names(env):
-            if isinstance(env, wrapper_class):
+            if any((cls.__module__, cls.__name__) == (module, name) for cls in type(env).__mro__):
                 return True
             env = env.env
         return False

@@ -100,6 +100,15 @@ def wait_until_waiting(sup: Supervisor) -> None:
         time.sleep(0.001)
 
 
+def wait_for_replies(sup: Supervisor, open_requests: int) -> None:
+    """Return once another thread waits, and all but so many requests have been answered: only those can be late."""
+    while True:
+        with sup._lock:
+            if sup._polling and sum(len(child.open) for child in sup._children) == open_requests:
+                return
+        time.sleep(0.001)
+
+
 class Make(Protocol):
     """Builds an EnvSupervisor of one kind of worker, which is closed when the test ends.
 

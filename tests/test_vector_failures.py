@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
-from support import FORK, THREAD, Clock, Kind, in_thread, wait_until_waiting
+from support import FORK, THREAD, Clock, Kind, in_thread, wait_for_replies
 from test_vector import DISABLED, MODES, NEXT_STEP, SAME_STEP, Vec, same
 from test_vector import vec as vec
 from vector_worlds import DictWalk, Faulty, Fragile, TextWalk
@@ -89,7 +89,7 @@ def test_hanging_step_is_a_truncated_episode(vec: Vec, mode: AutoresetMode, cloc
         env.step([0, 0, 0])
         with in_thread(lambda: env.step([0, Faulty.HANG, 0])) as outcome:
             gate.wait_until_reached()
-            wait_until_waiting(env._supervisor)
+            wait_for_replies(env._supervisor, open_requests=1)
             clock.advance(6)
         check_failed_step(outcome[0], mode, TimeoutError, 0)
         env.close(timeout=1)
