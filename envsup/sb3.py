@@ -172,7 +172,7 @@ class SupervisedVecEnv(VecEnv):
         """
         return self._ask(indices, "vec_env_method", method_name, method_args, method_kwargs)
 
-    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:  # type: ignore[type-arg]
+    def env_is_wrapped(self, wrapper_class: type[gymnasium.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         """Whether a wrapper of that class, or of a subclass, is around the environments."""
         return self._ask(indices, "vec_is_wrapped", wrapper_class.__module__, wrapper_class.__name__)
 
@@ -203,7 +203,8 @@ class SupervisedVecEnv(VecEnv):
 class _Stack(ObservationBatch):
     """Stacks as ``SubprocVecEnv`` does: a Dict or Tuple item by item, and nothing that is nested deeper."""
 
-    has_arrays = staticmethod(has_flat_arrays)
+    def __init__(self, space: Any, num_envs: int) -> None:
+        super().__init__(space, num_envs, has_flat_arrays)
 
     def joined(self, items: Sequence[Any]) -> Any:
         if isinstance(self._space, gymnasium.spaces.Dict):

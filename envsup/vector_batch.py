@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
@@ -21,16 +21,14 @@ class ObservationBatch:
     Arguments:
         space: of a single environment.
         num_envs: how many there are.
+        has_arrays: tells of a layout whether it is to have an array for each leaf.
     """
 
-    has_arrays = staticmethod(is_fixed)
-    """Which layouts have an array for each leaf."""
-
-    def __init__(self, space: Any, num_envs: int) -> None:
+    def __init__(self, space: Any, num_envs: int, has_arrays: Callable[[Node], bool] = is_fixed) -> None:
         layout = layout_of(space)
         self._space = space
         self._root: Node = layout.root
-        self._is_fixed = self.has_arrays(layout.root)
+        self._is_fixed = has_arrays(layout.root)
         shapes = [((num_envs, *leaf.shape), leaf.dtype) for leaf in layout.leaves] if self._is_fixed else []
         self._leaves: list[Array] = [np.zeros(*shape) for shape in shapes]
         self._items: list[Any] = [] if self._is_fixed else [None] * num_envs

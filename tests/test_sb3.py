@@ -187,7 +187,8 @@ def test_nothing_that_is_nested_is_stacked(vec: Vec) -> None:
         for env_ in (env, reference):
             env_.seed(3)
         observations: list[Any] = [env.reset(), reference.reset()]
-        for ours, theirs in (observations, [env.step(np.zeros(2))[0], reference.step(np.zeros(2))[0]]):
+        steps: list[Any] = [env.step(np.zeros(2))[0], reference.step(np.zeros(2))[0]]
+        for ours, theirs in (observations, steps):
             assert same(ours, theirs)
             assert ours["picture"].shape == (2, 4, 5)
             assert ours["state"].dtype == object
@@ -222,7 +223,8 @@ def test_failed_step_is_a_truncated_episode(
     new = 0 if action in (Faulty.KILL, Faulty.EXIT) else 1
     check_failed_step(env.step(np.array([0, action, 0])), error, new)
     assert [info["episode"] for info in env.reset_infos] == [0, new, 0]
-    obs, rewards, dones, _ = env.step(np.zeros(3, int))
+    result: Step = env.step(np.zeros(3, int))
+    obs, rewards, dones, _ = result
     assert obs.tolist() == [[0, 3], [new, 1], [0, 3]]
     assert rewards.tolist() == [1, 1, 1]
     assert not dones.any()
@@ -285,7 +287,8 @@ def test_worker_that_dies_between_two_steps(vec: Vec) -> None:
     env.reset()
     env.step(np.zeros(2, int))
     os.kill(env.reset_infos[1]["pid"], signal.SIGKILL)
-    obs, _, dones, infos = env.step(np.zeros(2, int))
+    result: Step = env.step(np.zeros(2, int))
+    obs, _, dones, infos = result
     assert dones.tolist() == [False, True]
     assert isinstance(infos[1]["err"], WorkerDied)
     assert obs.tolist() == [[0, 2], [0, 0]]
@@ -462,7 +465,8 @@ def test_images(vec: Vec) -> None:
     tiled = env.render()
     assert tiled is not None
     assert tiled.shape == (4, 3, 3)
-    assert env.metadata["render_fps"] == 7
+    metadata: dict[str, Any] = env.metadata
+    assert metadata["render_fps"] == 7
     blind = vec([monitored] * 2)
     with pytest.warns(UserWarning, match="rgb_array"):
         assert blind.get_images() == [None, None]
