@@ -1,4 +1,4 @@
-"""PPO of Stable-Baselines3 on CartPole-v1 while workers are killed: what came of it, and the learning curve as a PNG."""
+"""PPO of Stable-Baselines3 on CartPole-v1 while workers are killed: what becomes of it, and its learning curve."""
 
 from __future__ import annotations
 
