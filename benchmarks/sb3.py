@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 
 import gymnasium
@@ -25,7 +26,7 @@ def make(env: str) -> gymnasium.Env:
 
 def open_all(env: str, num_envs: int) -> dict[str, VecEnv]:
     """The vector environments that are compared, the reference first."""
-    factories = [partial(make, env)] * num_envs
+    factories: list[Callable[[], gymnasium.Env]] = [partial(make, env)] * num_envs
     found: dict[str, VecEnv] = {
         "SubprocVecEnv": SubprocVecEnv(factories, start_method="fork"),
         "DummyVecEnv": DummyVecEnv(factories),
