@@ -20,10 +20,14 @@ Array = npt.NDArray[Any]
 INT, INT64, ARRAY, PICKLED = range(4)
 
 # What a reply to a step says of its parts, which are in the arena unless EXTRA brings them by message.  OBS is said of
-# a call, whose observation is in the arena then.
-DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, UNBUILT = (1 << bit for bit in range(7))
+# a call, whose observation is in the arena then; TRUNCATED of a step whose info says that of its episode and no more.
+DONE, FAILED, EXTRA, REWARD_CELL, REWARD_ARRAY, OBS, UNBUILT, TRUNCATED = (1 << bit for bit in range(8))
 STORED_REWARD = REWARD_CELL | REWARD_ARRAY
+TERMINATED = OBS
+"""Of a step that ended an episode: its info says that, and nothing else (see ``info_of``)."""
+TRUNCATED_KEY = "TimeLimit.truncated"
 
+_EVENTFUL = DONE | FAILED | EXTRA
 _BOOLS = (bool, np.bool_)
 _ALIGN = 64
 
@@ -139,8 +143,11 @@ class ArenaWriter:
             status = self._reward_array(slot, reward)
         if done:
             status |= DONE
-        if obs is ABSENT and status & STORED_REWARD and not info and type(done) in _BOOLS:
-            return status, None
+        if obs is ABSENT and status & STORED_REWARD and type(done) in _BOOLS:
+            if not info:
+                return status, None
+            if done and (ending := _ending_of(info)):
+                return status | ending, None
         return status | EXTRA, (obs, ABSENT if status & STORED_REWARD else reward, done, info)
 
     def observation(self, slot: int, obs: Any) -> Any:
@@ -157,6 +164,27 @@ class ArenaWriter:
             return 0
         self._rewards[slot][...] = reward
         return REWARD_ARRAY
+
+
+def are_plain(statuses: bytes) -> bool:
+    """Whether these are all one status, of a step that has left nothing to be done: no end, no failure, no message."""
+    first = statuses[0]
+    return not first & _EVENTFUL and statuses.count(first) == len(statuses)
+
+
+def _ending_of(info: Any) -> int:
+    """The status bit that says all that there is in the info of a last step, 0 if there is none."""
+    if type(info) is not dict or len(info) > 1:
+        return 0
+    ((key, truncated),) = info.items()
+    if type(key) is not str or key != TRUNCATED_KEY or type(truncated) is not bool:
+        return 0
+    return TRUNCATED if truncated else TERMINATED
+
+
+def info_of(status: int) -> dict[str, bool]:
+    """The info of a step that brought none by message."""
+    return {TRUNCATED_KEY: bool(status & TRUNCATED)} if status & (TRUNCATED | TERMINATED) else {}
 
 
 def _blocks(shape: ArenaShape) -> Sequence[tuple[np.dtype[Any], tuple[int, ...]]]:

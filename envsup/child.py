@@ -12,7 +12,7 @@ from collections import deque
 from types import MappingProxyType
 from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Protocol, Sequence
 
-from envsup.arena import DONE, Arena
+from envsup.arena import DONE, Arena, are_plain
 from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.launch import WorkerProcess
@@ -23,6 +23,7 @@ from envsup.spec import WorkerSpec
 from envsup.worker import Call, Hosted
 
 BUILD_METHOD = "<build>"
+_MAX_FORMS = 32
 DEFAULT_CLOSE_TIMEOUT = 10.0
 
 
@@ -39,13 +40,14 @@ class Request:
         reset_slots: of a step: for each environment the slot of the reset that the worker makes by itself if the
             episode ends (negative: its observation comes by message), or NO_RESET; empty if there is none at all.
         reset_timeout: the timeout of those resets.
+        in_order: whether proc_ids are consecutive numbers.
         auto_resets: those of them that the worker has begun, by environment.
         deadline: when it must be answered, on the supervisor's clock; None while an earlier one is being worked on.
         answered: how many of proc_ids have been answered.
         expired: whether it was given up; its reply is dropped.
         seq: its number, which the reply repeats; 0 before it has one.
         sent_at: when it was sent, on the supervisor's clock.
-        too_late: whether the worker had already ended when it was sent.
+        too_late: whether the worker ended before it could begin with it.
         actions: of a step: the action for each environment.
         sent: of a reset: what was sent, if it was more than the call of ``reset``.
     """
@@ -54,6 +56,7 @@ class Request:
     deadline: Optional[float] = None
     answered = 0
     expired = False
+    in_order = False
     seq = 0
     sent_at = 0.0
     too_late = False
@@ -87,8 +90,11 @@ class Listener(Protocol):
     clock: Callable[[], float]
     _lock: Any
 
-    def on_step(self, child: "Child", request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: "Child", request: Request, status: int, rest: Any) -> None:
         """The only step of a request is answered and did not end the episode; ``rest`` is what is not in the arena."""
+
+    def on_plain_steps(self, child: "Child", request: Request, statuses: bytes) -> None:
+        """All steps of a request are answered, with statuses that ``arena.are_plain``."""
 
     def on_steps(self, child: "Child", request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         """The next ``len(statuses)`` steps of a request are answered.
@@ -156,6 +162,7 @@ class Child(ABC):
         self.life = 0
         self._seq = 0
         self._locals = {h.proc_id: i for i, h in enumerate(hosted)}
+        self._forms: dict[Any, Any] = {}
 
     @property
     def proc_ids(self) -> tuple[int, ...]:
@@ -183,10 +190,29 @@ class Child(ABC):
         """Start a worker."""
 
     @abstractmethod
-    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> Any:
-        """Number steps for ``request.proc_ids`` and make them ready for sending.
+    def form_steps(self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool) -> Any:
+        """What requests for these steps have in common; see ``Request``.
 
-        ``eager``: answer each as soon as it is done.  What cannot be sent raises here, before anything was sent.
+        ``eager``: answer each as soon as it is done.
+        """
+
+    def form_of(self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool) -> Any:
+        """The same, made once for the same steps."""
+        key = (*proc_ids, *slots, *reset_slots, eager)
+        form = self._forms.get(key)
+        if form is None:
+            if len(self._forms) >= _MAX_FORMS:
+                self._forms.clear()
+            form = self._forms[key] = self.form_steps(proc_ids, slots, reset_slots, eager)
+        return form
+
+    @abstractmethod
+    def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
+        """Number steps of the form that ``form_steps`` made and make them ready for sending.
+
+        ``actions`` are a list or an int64 array ``(count,)``, whose items arrive as numpy's int64.
+
+        What cannot be sent raises here, before anything was sent.
         """
 
     @abstractmethod
@@ -363,7 +389,7 @@ class Child(ABC):
     def answer_steps(self, statuses: bytes) -> Request:
         """Note what the worker says of the next ``len(statuses)`` steps of the oldest open request."""
         request = self.answer(len(statuses))
-        if request.reset_slots:
+        if request.reset_slots and not are_plain(statuses):
             first = request.answered - len(statuses)
             for index, status in enumerate(statuses, first):
                 if status & DONE and request.reset_slots[index] != NO_RESET:

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Mapping, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import Array
+from envsup.arena import Array, info_of
 from envsup.env_record import EnvRecord
 from envsup.errors import abnormal_info
 from envsup.ready import ReadyObservations
-from envsup.slots import RoundReader, Slots
+from envsup.round_reader import RoundReader
+from envsup.slots import Slots
 from envsup.spaces import ABSENT, assemble, strip
 from envsup.values import copy_value
 from envsup.waiting import Waiting
-
-Result = Union[int, tuple[int, int, Any], BaseException]
-"""The answer to a step: slot << 8 | status if all of it is in the arena, (slot, status, rest), or why there is none."""
-
-
-def spread(result: Union[int, tuple[int, int, Any]]) -> tuple[int, int, Any]:
-    """(slot, status, rest) of an answer that is there."""
-    return (result >> 8, result & 0xFF, None) if isinstance(result, int) else result
-
 
 _NOTHING: Any = object()
 """In place of an observation or a reward that there is none of."""
@@ -69,7 +61,7 @@ class Collector:
 
     Arguments:
         slots: to read them from.
-        envs, ready: of the supervisor; the newest observations are noted in ``ready``.
+        envs, ready, latest: of the supervisor; the newest observations are noted in ``ready``.
         owner: the call; an environment whose latest reply is not one to it has been stepped or reset since.
         env_ids: the environments that step, in the order of what is returned.
     """
@@ -79,24 +71,25 @@ class Collector:
         slots: Slots,
         envs: Sequence[EnvRecord],
         ready: ReadyObservations,
+        latest: Sequence[Any],
         owner: Waiting,
         env_ids: Sequence[int],
     ) -> None:
         self._slots = slots
         self._envs = envs
+        self._latest = latest
         self.owner = owner
         self._ready = ready
         self.env_ids = env_ids
         self._reader: Optional[RoundReader] = None
-        self._outdated: set[int] = set()
+        self._observations: list[Any] = []
 
-    def _parts(self, env_id: int, result: Union[int, tuple[int, int, Any]]) -> tuple[Any, Any, Any, Any]:
+    def _parts(self, env_id: int, result: tuple[int, int, Any]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
-        slot, status, extra = spread(result)
         env = self._envs[env_id]
         ready_bit = env.ready_bit
-        parts = self._slots.timestep(env, slot, status, extra)
-        if env.latest is self.owner:
+        parts = self._slots.timestep(env, *result)
+        if self._latest[env_id] is self.owner:
             self._ready[env_id] = parts[0]
         else:
             env.ready_bit = ready_bit
@@ -105,43 +98,76 @@ class Collector:
     def _abnormal_info(self, env_id: int, error: BaseException) -> dict[str, Any]:
         return abnormal_info(error, self._envs[env_id].truncates)
 
-    def _usual(self, results: Mapping[int, Result], codes: Sequence[int], observations: Sequence[Any]) -> list[bool]:
-        """For each row whether the reply is what ``codes`` expect; then its slot is freed, as the reader has it.
+    def _sort(self) -> tuple[list[int], list[int]]:
+        """The rows whose reply ended an episode, and those whose reply the reader cannot read; it has read the others.
 
-        ``observations`` are then the newest ones; empty if they are the rows of the reader's block.
+        What it has read is noted in its ``done`` and in the newest observations, and its slots are freed.
         """
-        reader, envs, ready = self._reader, self._envs, self._ready
+        env_ids, owner, reader = self.env_ids, self.owner, self._reader
         if reader is None:
-            return [False] * len(self.env_ids)
+            return [], list(range(len(env_ids)))
         reader.fill()
-        release, mask, owner = reader.release, reader.PARTS, self.owner
-        found = []
-        for row, (env_id, expected) in enumerate(zip(self.env_ids, codes)):
-            result = results[env_id]
-            usual = type(result) is int and result & mask == expected
-            found.append(usual)
-            if usual:
-                env = envs[env_id]
-                ready_bit = env.ready_bit
-                release(env, expected >> 8)
-                if env.latest is not owner:
-                    env.ready_bit = ready_bit
-                    self._outdated.add(env_id)
-                elif observations:
-                    ready[env_id] = observations[row]
-        return found
+        statuses, expected = owner.statuses, reader.expected(owner.slots)
+        if statuses.count(reader.status) == len(env_ids) == expected.count(reader.status):
+            self._take(reader, (), ())
+            return [], []
+        ended: list[int] = []
+        others: list[int] = []
+        for row in [row for row, env_id in enumerate(env_ids) if statuses[env_id] != expected[row]]:
+            is_read = statuses[env_ids[row]] & ~reader.ENDING == expected[row]
+            (ended if is_read else others).append(row)
+        for row in ended:
+            reader.done[env_ids[row]] = True
+        self._take(reader, ended, others)
+        return ended, others
 
-    def _note_rows(self, usual: list[bool]) -> None:
-        block = None if self._reader is None else self._reader.block
-        if block is None or not any(usual):
+    def _take(self, reader: RoundReader, ended: Sequence[int], others: Sequence[int]) -> None:
+        """The reader has read all rows but ``others``: free their slots and note their observations."""
+        env_ids, owner, latest = self.env_ids, self.owner, self._latest
+        rows: Sequence[int] = range(len(env_ids))
+        taken = owner.taken
+        if others:
+            rows = sorted({*rows}.difference(others))
+            taken = self._bits(rows)
+        self._slots.free_all(taken)
+        stale = [row for row in (*ended, *others) if latest[env_ids[row]] is not owner]
+        if latest.count(owner) < len(env_ids) - len(stale):
+            stale = [row for row in rows if latest[env_ids[row]] is not owner]
+        left_out = {*stale, *others}
+        if not reader.copies:
+            self._hand_out(rows, left_out)
+        self._note(reader, left_out)
+
+    def _bits(self, rows: Sequence[int]) -> bytes:
+        """For each environment of the supervisor the bits of the slots of these rows."""
+        bits = bytearray(len(self._envs))
+        for row in rows:
+            bits[self.env_ids[row]] = 1 << self.owner.slots[row]
+        return bytes(bits)
+
+    def _hand_out(self, rows: Sequence[int], but: set[int]) -> None:
+        """The user gets views of these rows; they are of the newest observations, those in ``but`` excepted."""
+        envs, env_ids, slots = self._envs, self.env_ids, self.owner.slots
+        for row in rows:
+            env, bit = envs[env_ids[row]], 1 << slots[row]
+            env.held |= bit
+            if row not in but:
+                env.ready_bit = bit
+
+    def _note(self, reader: RoundReader, but: set[int]) -> None:
+        """The rows of the reader are the newest observations, those in ``but`` excepted."""
+        env_ids, ready, block = self.env_ids, self._ready, reader.block
+        if block is None:
+            rows = enumerate(zip(env_ids, self._observations))
+            ready.set_each(pair for row, pair in rows if row not in but)
             return
-        if len(usual) == len(block) and all(usual) and not self._outdated:
-            self._ready.set_rows(block)
-        else:
-            rows = {env_id for env_id, is_row in zip(self.env_ids, usual) if is_row} - self._outdated
-            self._ready.set_rows(block, [i for i in range(len(block)) if i not in rows])
+        others = [env_ids[row] for row in but]
+        if len(env_ids) < len(block):
+            others += {*range(len(block))}.difference(env_ids)
+        if len(others) < len(block):
+            ready.set_rows(block, others)
 
-    def collect(self, results: Mapping[int, Result]) -> Any:
+    def collect(self) -> Any:
         """What the step returns, when all replies are there."""
         raise NotImplementedError
 
@@ -156,31 +182,24 @@ class TimestepCollector(Collector):
         """
         self._maker = maker
         self._reader = reader = self._slots.open_round(len(self.env_ids))
-        self._codes: list[int] = []
-        self._timesteps: list[Any] = []
-        self._observations: list[Any] = []
-        if reader is None:
-            return
-        make, parts = maker.timestep, reader.parts
-        self._codes = reader.expected([self._envs[i] for i in self.env_ids])
-        for env_id, expected in zip(self.env_ids, self._codes):
-            obs, reward, done, index = parts(env_id, expected)
-            self._timesteps.append(make(obs, reward, done, None, index))
-            if reader.block is None:
-                self._observations.append(obs)
+        self._timesteps: list[Any] = [None] * len(self.env_ids)
+        if reader is not None:
+            columns = reader.columns(self.env_ids, self.owner.slots)
+            self._observations = columns.obs
+            self._timesteps, self._infos = maker.open_timesteps(*columns)
 
-    def collect(self, results: Mapping[int, Result]) -> list[Any]:
+    def collect(self) -> list[Any]:
         """The timesteps, when all replies are there."""
-        usual = self._usual(results, self._codes, self._observations)
-        timesteps = self._timesteps or [None] * len(usual)
-        for row, is_row in enumerate(usual):
-            if not is_row:
-                timesteps[row] = self._timestep(self.env_ids[row], results)
-        self._note_rows(usual)
-        return timesteps
+        ended, others = self._sort()
+        for row in ended:
+            self._maker.fill_info(self._infos[row], info_of(self.owner.statuses[self.env_ids[row]]))
+        for row in others:
+            self._timesteps[row] = self._timestep(row)
+        return self._timesteps
 
-    def _timestep(self, env_id: int, results: Mapping[int, Result]) -> Any:
-        result = results[env_id]
+    def _timestep(self, row: int) -> Any:
+        env_id = self.env_ids[row]
+        result = self.owner.answer(env_id, self.owner.slots[row])
         if isinstance(result, BaseException):
             return self._maker.abnormal(self._abnormal_info(env_id, result), env_id)
         obs, reward, done, info = self._parts(env_id, result)
@@ -194,46 +213,48 @@ class ArrayCollector(Collector):
         """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
         self._last_good = self._ready.snapshot()
         self._reader = reader = self._slots.open_round(len(self.env_ids), copies=True)
-        self._codes = [] if reader is None else reader.expected([self._envs[i] for i in self.env_ids])
-        self._rows: list[Any] = []
         if reader is not None and reader.block is None:
-            self._rows = [reader.observation(env_id, 0) for env_id in self.env_ids]
+            self._observations = [reader.observation(env_id) for env_id in self.env_ids]
 
-    def collect(self, results: Mapping[int, Result]) -> StepArrays:
+    def collect(self) -> StepArrays:
         """The arrays, when all replies are there."""
-        usual = self._usual(results, self._codes, self._rows)
-        count = len(usual)
-        done, failed = np.zeros(count, dtype=np.bool_), np.zeros(count, dtype=np.bool_)
-        infos: list[dict[Any, Any]] = [{} for _ in usual]
+        ended, others = self._sort()
+        count = len(self.env_ids)
+        infos: list[dict[Any, Any]] = [{} for _ in range(count)]
+        for row in ended:
+            infos[row] = info_of(self.owner.statuses[self.env_ids[row]])
+        table = _Table(self._reader, self.env_ids) if self._reader is not None and len(others) < count else None
+        done = np.zeros(count, dtype=np.bool_) if table is None else table.done
+        failed = np.zeros(count, dtype=np.bool_)
         values: dict[int, tuple[Any, Any]] = {}
-        for row, is_row in enumerate(usual):
-            if not is_row:
-                values[row], done[row], infos[row] = self._row(self.env_ids[row], results)
-                failed[row] = isinstance(results[self.env_ids[row]], BaseException)
-        self._note_rows(usual)
-        table = _Table(self._reader, self.env_ids) if self._reader is not None and any(usual) else None
+        for row in others:
+            values[row], done[row], infos[row], failed[row] = self._row(row)
         obs, reward = _filled(table, values, count)
-        return StepArrays(obs, reward, done, infos, np.array(self.env_ids), failed)
+        env_id = np.arange(count) if self.env_ids == list(range(count)) else np.array(self.env_ids)
+        return StepArrays(obs, reward, done, infos, env_id, failed)
 
-    def _row(self, env_id: int, results: Mapping[int, Result]) -> tuple[tuple[Any, Any], bool, dict[Any, Any]]:
-        """((observation, reward), done, info) of a row that is not read as it is."""
-        result = results[env_id]
+    def _row(self, row: int) -> tuple[tuple[Any, Any], bool, dict[Any, Any], bool]:
+        """((observation, reward), done, info, failed) of a row that is not read as it is."""
+        env_id = self.env_ids[row]
+        result = self.owner.answer(env_id, self.owner.slots[row])
         if isinstance(result, BaseException):
-            return (self._last_good.raw(env_id, _NOTHING), _NOTHING), True, self._abnormal_info(env_id, result)
+            last_good = self._last_good.raw(env_id, _NOTHING)
+            return (last_good, _NOTHING), True, self._abnormal_info(env_id, result), True
         obs, reward, done, info = self._parts(env_id, result)
-        return (obs, reward), bool(np.any(done)), info or {}
+        return (obs, reward), bool(np.any(done)), info or {}, False
 
 
 class _Table:
-    """The observations and rewards of a round, with a row for each of ``env_ids``."""
+    """The observations, rewards and dones of a round, with a row for each of ``env_ids``."""
 
     def __init__(self, reader: RoundReader, env_ids: Sequence[int]) -> None:
-        leaves, reward = reader.blocks[0], reader.reward
-        if len(env_ids) < len(reward) or list(env_ids) != list(range(len(reward))):
-            leaves, reward = [leaf[env_ids] for leaf in leaves], reward[env_ids]
+        leaves, reward, done = reader.blocks[0], reader.reward, reader.done
+        if len(env_ids) < len(reward) or env_ids != list(range(len(reward))):
+            leaves, reward, done = [leaf[env_ids] for leaf in leaves], reward[env_ids], done[env_ids]
         self._root = reader.root
         self._leaves = leaves
         self.reward = reward
+        self.done = done
         self.obs: Any = assemble(self._root, leaves)
 
     def put(self, row: int, obs: Any, reward: Any) -> bool:

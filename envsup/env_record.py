@@ -29,7 +29,6 @@ class EnvRecord:
     """What is known of one environment.
 
     Attributes:
-        busy: bits of the arena's slots that a request in flight may fill.
         held: bits of the slots that views given to the user refer to (copy_on_get=False only).
         unread: bits of those of them that only replies refer to which wait to be received.
         ready_bit: the bit of the slot of its newest observation.
@@ -40,7 +39,6 @@ class EnvRecord:
         deliver: whether ``recv`` is to return its observation.
         retry: when to try again, and how.
         waiting_steps: steps that were sent meanwhile.
-        latest: whose reply its newest observation came with: the call, the request or the payload.
         lost: why its episode was lost while no request was open; the next step says so.
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
@@ -56,15 +54,18 @@ class EnvRecord:
         stranded: steps that were lost with the worker, to be tried again when the episode has been run again; and the
             error that says so.
         special: whether a step needs more than to be sent: it is recovering, or has lost an episode, or has a new seed.
+
+    Arguments:
+        specials: the ids of the special environments of the supervisor.
     """
 
     __slots__ = (
         "_lost",
         "_new_seed",
         "_recovering",
+        "_specials",
         "applied",
         "begun",
-        "busy",
         "child",
         "deliver",
         "env_id",
@@ -72,7 +73,6 @@ class EnvRecord:
         "held",
         "joiners",
         "last_error",
-        "latest",
         "life_seed",
         "log",
         "prepare_error",
@@ -89,18 +89,18 @@ class EnvRecord:
         "waiting_steps",
     )
 
-    def __init__(self, env_id: int, child: Child, truncates: bool = False) -> None:
+    def __init__(self, env_id: int, child: Child, specials: set[int], truncates: bool = False) -> None:
         self.env_id = env_id
         self.child = child
+        self._specials = specials
         self.truncates = truncates
-        self.busy = self.held = self.ready_bit = self.unread = 0
+        self.held = self.ready_bit = self.unread = 0
         self.tries = 0
         self.recovery: Optional[Request] = None
         self.joiners: list[Waiting] = []
         self.deliver = False
         self.retry: Optional[tuple[float, Action]] = None
         self.waiting_steps: list[tuple[Request, Any]] = []
-        self.latest: Any = None
         self.prepare_error: Optional[Exception] = None
         self.applied = 0
         self.life_seed: Optional[int] = None
@@ -144,3 +144,7 @@ class EnvRecord:
 
     def _note_special(self) -> None:
         self.special = self._recovering or self._new_seed or self._lost is not None
+        if self.special:
+            self._specials.add(self.env_id)
+        else:
+            self._specials.discard(self.env_id)

@@ -12,6 +12,7 @@ from envsup.history import History, short
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_step
 from envsup.payload import RecvPayload, SendPayload
 from envsup.ready import ReadyObservations
+from envsup.rounds import RoundPlan
 from envsup.slots import Slots
 from envsup.spaces import ABSENT
 from envsup.supervisor import Supervisor
@@ -33,6 +34,7 @@ class EnvReplies(Supervisor):
     _retry_waiting_time: WaitingTime
     _workers_reset: bool
     _truncates: bool
+    _records: bool
 
     @property
     def _maker(self) -> Any:
@@ -55,8 +57,14 @@ class EnvReplies(Supervisor):
         self._reset_param: dict[int, dict[str, Any]] = {}
         self._ready_obs = ReadyObservations(lambda obs: self._maker.tree(obs))
         self._env_episode_count: dict[int, int] = dict.fromkeys(self._child_of, 0)
-        self._envs = [EnvRecord(env_id, child, self._truncates) for env_id, child in self._child_of.items()]
-        self._slots = Slots(None, True)
+        self._specials: set[int] = set()
+        self._envs = [
+            EnvRecord(env_id, child, self._specials, self._truncates) for env_id, child in self._child_of.items()
+        ]
+        # By environment, whose reply its newest observation came with: the call, the request or the payload.
+        self._latest: list[Any] = [None] * len(self._envs)
+        self._slots = Slots(None, True, len(self._envs))
+        self._plan: Optional[RoundPlan] = None
         self._fatal: Optional[RuntimeError] = None
         self._number = 0
 
@@ -91,31 +99,60 @@ class EnvReplies(Supervisor):
 
     # -- replies --
 
-    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
         owner = request.owner
         if owner is None or owner.abandoned or self._inbox.payloads:
             self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
             return
-        slot, env_id = request.slots[0], request.proc_ids[0]
-        self._envs[env_id].latest = owner
-        owner.results[env_id] = slot << 8 | status if rest is None else (slot, status, rest)
+        env_id = request.proc_ids[0]
+        self._latest[env_id] = owner
+        owner.results[env_id] = (request.slots[0], status, rest)
         owner.pending -= 1
+
+    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
+        owner = request.owner
+        if owner is None or owner.abandoned or self._inbox.payloads:
+            self.on_steps(child, request, statuses, iter(()))
+        elif len(statuses) == 1:
+            env_id = request.proc_ids[0]
+            owner.statuses[env_id] = statuses[0]
+            self._latest[env_id] = owner
+            owner.pending -= 1
+        else:
+            self._note_plain(request, request.proc_ids, statuses, 0, len(statuses))
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         owner, first = request.owner, request.answered - len(statuses)
         env_ids, slots = request.proc_ids, request.slots
         if first or len(statuses) < len(env_ids):
             env_ids, slots = env_ids[first : request.answered], slots[first : request.answered]
-        plain = owner is not None and not owner.abandoned
-        if plain and self._inbox.payloads:
-            self._outdate(env_ids)
-        for env_id, slot, status in zip(env_ids, slots, statuses):
-            if plain and not status & _UNUSUAL:
-                self._envs[env_id].latest = owner
-                owner.results[env_id] = slot << 8 | status
-                owner.pending -= 1
-            else:
-                self._unusual_step(self._envs[env_id], request, slot, status, next(extras) if status & EXTRA else None)
+        unusual: Sequence[int] = range(len(statuses))
+        if owner is not None and not owner.abandoned:
+            if self._inbox.payloads:
+                self._outdate(env_ids)
+            unusual = [row for row, status in enumerate(statuses) if status & _UNUSUAL]
+        noted = 0
+        for row in unusual:
+            self._note_plain(request, env_ids, statuses, noted, row)
+            noted, status = row + 1, statuses[row]
+            extra = next(extras) if status & EXTRA else None
+            self._unusual_step(self._envs[env_ids[row]], request, slots[row], status, extra)
+        self._note_plain(request, env_ids, statuses, noted, len(statuses))
+
+    def _note_plain(self, request: Request, env_ids: Sequence[int], statuses: bytes, start: int, end: int) -> None:
+        """Steps from ``start`` to ``end`` are answered, and no more is to be done about that."""
+        owner, count = request.owner, end - start
+        if not count:
+            return
+        if request.in_order:
+            where = slice(env_ids[start], env_ids[start] + count)
+            owner.statuses[where] = statuses[start:end]
+            self._latest[where] = [owner] * count
+        else:
+            for env_id, status in zip(env_ids[start:end], statuses[start:end]):
+                owner.statuses[env_id] = status
+                self._latest[env_id] = owner
+        owner.pending -= count
 
     def _outdate(self, env_ids: Sequence[int]) -> None:
         """What waits for recv is older than the replies of these environments."""
@@ -147,8 +184,11 @@ class EnvReplies(Supervisor):
         if owner is None:
             self._deliver_step(env, request, slot, status, extra)
         else:
-            owner.results[env_id] = slot << 8 | status if extra is None else (slot, status, extra)
-            env.latest = owner
+            if extra is None:
+                owner.statuses[env_id] = status
+            else:
+                owner.results[env_id] = (slot, status, extra)
+            self._latest[env_id] = owner
             owner.pending -= 1
             if status & DONE:
                 self._change(env_id, EnvState.DONE, Event.ENDED)
@@ -172,7 +212,7 @@ class EnvReplies(Supervisor):
     def _apply_step(self, env: EnvRecord, owner: Waiting, slot: int, status: int, extra: Any) -> None:
         """A step whose caller has gone away: only its effect on the state remains."""
         obs = self._slots.timestep(env, slot, status, extra)[0]
-        if env.latest is owner:
+        if self._latest[env.env_id] is owner:
             self._ready_obs[env.env_id] = obs
 
     def _deliver_step(self, env: EnvRecord, request: Request, slot: int, status: int, extra: Any) -> None:
@@ -215,7 +255,7 @@ class EnvReplies(Supervisor):
 
     def _note_observation(self, env: EnvRecord, obs: Any, source: Any) -> None:
         self._ready_obs[env.env_id] = obs
-        env.latest = source
+        self._latest[env.env_id] = source
 
     def change_state(self, payload: RecvPayload) -> None:
         """Set the state of an environment to what follows from a reply."""

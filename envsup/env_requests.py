@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
@@ -11,11 +12,17 @@ from envsup.child import Child, Request
 from envsup.env_record import EnvRecord
 from envsup.env_replies import EnvReplies
 from envsup.errors import WorkerDied
+from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Event
 from envsup.payload import SendPayload
+from envsup.rounds import Place, RoundPlan, Terms
 from envsup.waiting import SILENT, Waiting
 
 _NUMBERS = frozenset((int, np.int64))
+
+
+def _are_numbers(actions: Sequence[Any]) -> bool:
+    return type(actions) is np.ndarray or _NUMBERS.issuperset(map(type, actions))
 
 
 class EnvRequests(EnvReplies):
@@ -43,78 +50,103 @@ class EnvRequests(EnvReplies):
         A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
         step has a time limit of its own.
         """
-        eager = owner is None or self._step_timeout is not None
-        batches: list[tuple[Child, Request, Sequence[Any]]] = []
+        plan = self._plan_round(env_ids, owner)
+        terms = plan.terms
+        requests: list[Request] = []
         try:
-            waiting = self._batch(env_ids, actions, owner, payload, batches)
-            frames: Iterator[Any] = (child.pack_steps(request, steps, eager) for child, request, steps in batches)
-            if not _NUMBERS.issuperset(map(type, actions)):  # Numbers can always be sent: the first may be on its way.
+            requests = [batch.request(terms, owner, payload) for batch in plan.batches]
+            if self._records:
+                for batch, request in zip(plan.batches, requests):
+                    request.actions = batch.of(actions)
+            frames: Iterator[Any] = (
+                batch.child.pack_steps(request, batch.form, batch.of(actions))
+                for batch, request in zip(plan.batches, requests)
+            )
+            if not _are_numbers(actions):  # They can always be sent: the first may be on its way.
                 frames = iter(list(frames))
-            held = [env.child.pack_steps(request, (action,), True) for env, request, action in waiting]
+            held = [self._held_step(env_ids[row], actions[row], terms, owner, payload) for row in plan.waiting]
+            if owner is not None:
+                owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
+                owner.add(len(env_ids))
+                owner.expect(len(requests))
+            self._send_frames(plan, requests, frames)
         except BaseException:
-            self._free_unsent(batches)
+            self._free_unsent(plan, requests)
             raise
-        if owner is not None:
-            owner.add(len(env_ids))
-            owner.expect(len(batches))
-        now = self.clock()
-        try:
-            for child, request, _ in batches:
-                child.send_steps(request, next(frames), now)
-        except BaseException:
-            if request.sent_at:
-                self._suspect(child)
-            self._free_unsent(batches)
-            raise
-        for (env, request, _), frame in zip(waiting, held):
+        for env, request, frame in held:
             self._hold_step(env, request, frame)
 
-    def _free_unsent(self, batches: Sequence[tuple[Child, Request, Any]]) -> None:
-        for _, request, _ in batches:
-            if not request.sent_at:
-                for env_id, slot in zip(request.proc_ids, request.slots):
+    def _send_frames(self, plan: RoundPlan, requests: Sequence[Request], frames: Iterator[Any]) -> None:
+        now = self.clock()
+        try:
+            for batch, request in zip(plan.batches, requests):
+                batch.child.send_steps(request, next(frames), now)
+        except BaseException:
+            if request.sent_at:
+                self._suspect(batch.child)
+            raise
+
+    def _free_unsent(self, plan: RoundPlan, requests: Sequence[Request]) -> None:
+        """Free the slots of what was not sent; requests that there is none of yet were not."""
+        for batch, request in zip_longest(plan.batches, requests):
+            if request is None or not request.sent_at:
+                for env_id, slot in zip(batch.env_ids, batch.slots):
                     self._slots.free(self._envs[env_id], slot)
 
-    def _batch(
-        self,
-        env_ids: Sequence[int],
-        actions: Sequence[Any],
-        owner: Optional[Waiting],
-        payload: Optional[SendPayload],
-        batches: list[tuple[Child, Request, Sequence[Any]]],
-    ) -> list[tuple[EnvRecord, Request, Any]]:
-        """Put the steps that are to be sent into ``batches``, by worker; returns those that cannot be sent now."""
-        envs, take_slots = self._envs, self._slots.take_for_step
-        timeout, reset_timeout = self._step_timeout, self._reset_timeout
-        waiting: list[tuple[EnvRecord, Request, Any]] = []
-        groups: dict[Child, tuple[list[int], list[int], list[int], list[Any]]] = {}
-        may_reset = owner is not None and self._auto_reset and self._workers_reset
+    def _plan_round(self, env_ids: Sequence[int], owner: Optional[Waiting]) -> RoundPlan:
+        """Whom to send what; the slots for the replies are taken.
+
+        The plan of the last round is used again if that was for the same environments and all of them are as they were.
+        """
+        blocking = owner is not None
+        resets = blocking and self._auto_reset and self._workers_reset
+        terms = (blocking, resets, self._step_timeout, self._reset_timeout)
         by_default = self._episode_num == math.inf and not any(self._reset_param.values())
-        for env_id, action in zip(env_ids, actions):
-            env = envs[env_id]
-            child = env.child
-            if (env.special and (env.recovering or env.lost is not None)) or not child.alive:
-                request = Request("step", (env_id,), (-1,), payload, owner, timeout)
-                request.actions = (action,)
-                waiting.append((env, request, action))
-                continue
-            resets = may_reset and not (env.special or child.open) and (by_default or self._resets_itself(env_id))
-            slot, reset_slot = take_slots(env, resets)
-            group = groups.get(child)
-            if group is None:
-                ids, slots, reset_slots, steps = group = [env_id], [slot], [reset_slot], [action]
-                request = Request("step", ids, slots, payload, owner, timeout, reset_slots, reset_timeout)
-                request.actions = steps
-                batches.append((child, request, steps))
-                if timeout is None and len(child.hosted) > 1:
-                    groups[child] = group
-            else:
-                ids, slots, reset_slots, steps = group
-                ids.append(env_id)
-                slots.append(slot)
-                reset_slots.append(reset_slot)
-                steps.append(action)
-        return waiting
+        slots, plan = self._slots, self._plan
+        usual = by_default and slots.all_free() and not self._specials
+        if not usual or plan is None or not plan.is_for(env_ids, terms):
+            children = [self._child_to_step(self._envs[env_id]) for env_id in env_ids]
+            plan = RoundPlan(env_ids, children, Terms(*terms))
+            if usual and not plan.waiting and not any(child is None or child.open for child in children):
+                self._plan = plan
+        elif slots.copies and plan.is_placed:  # Then the slots are the same every time.
+            slots.busy[:] = plan.taken
+            return plan
+        self._place(plan, by_default)
+        return plan
+
+    def _child_to_step(self, env: EnvRecord) -> Optional[Child]:
+        """The worker of an environment, None if it cannot take a step now."""
+        if (env.special and (env.recovering or env.lost is not None)) or not env.child.alive:
+            return None
+        return env.child
+
+    def _place(self, plan: RoundPlan, by_default: bool) -> None:
+        """Take slots for the replies."""
+        envs, take_slots, may_reset = self._envs, self._slots.take_for_step, plan.terms.resets
+        waiting = set(plan.waiting)
+        places: list[Place] = []
+        try:
+            for row, env_id in enumerate(plan.env_ids):
+                env = envs[env_id]
+                resets = may_reset and not (env.special or env.child.open)
+                resets = resets and (by_default or self._resets_itself(env_id))
+                places.append((-1, NO_RESET) if row in waiting else take_slots(env, resets))
+            plan.place(places, len(envs))
+        except BaseException:
+            for env_id, (slot, _) in zip(plan.env_ids, places):
+                self._slots.free(envs[env_id], slot)
+            raise
+
+    def _held_step(
+        self, env_id: int, action: Any, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]
+    ) -> tuple[EnvRecord, Request, Any]:
+        """A step that cannot be sent now: (environment, request, what to send)."""
+        env = self._envs[env_id]
+        request = Request("step", (env_id,), (-1,), payload, owner, terms.step_timeout)
+        request.actions = (action,)
+        form = env.child.form_of((env_id,), (-1,), (NO_RESET,), True)
+        return env, request, env.child.pack_steps(request, form, (action,))
 
     def _resets_itself(self, env_id: int) -> bool:
         """Whether the worker may reset an environment when its episode ends: that saves a way there and back."""
@@ -143,7 +175,7 @@ class EnvRequests(EnvReplies):
             request = Request("reset", (env.env_id,))
             self._deliver(env.env_id, request, data, Event.STARTED, obs, extra=env.reset_info)
         else:
-            env.latest = Request("reset", (env.env_id,), owner=owner)
+            self._latest[env.env_id] = Request("reset", (env.env_id,), owner=owner)
             self._set_state(env, Event.STARTED)
 
     def _send_reset(

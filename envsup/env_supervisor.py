@@ -13,6 +13,8 @@ from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
 
+import numpy as np
+
 from envsup.arena import Arena, ArenaShape
 from envsup.arguments import (
     factories_of,
@@ -32,7 +34,7 @@ from envsup.arguments import (
 )
 from envsup.budget import WaitingTime
 from envsup.child import DEFAULT_CLOSE_TIMEOUT
-from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector, spread
+from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
 from envsup.crash_files import CrashFiles
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
@@ -298,7 +300,7 @@ class EnvSupervisor(EnvView):
         if self._threads is not None and self._start_method == "fork":
             self._threads.find_libraries()
         self._arena = self._make_arena() if self._shared_memory else None
-        self._slots = Slots(self._arena, self._copy_on_get)
+        self._slots = Slots(self._arena, self._copy_on_get, self.env_num)
         for child in self._children:
             child.arena = self._arena
         super()._open()
@@ -391,8 +393,8 @@ class EnvSupervisor(EnvView):
             if not block:
                 self._send_steps(env_ids, to_send, None)
                 return None
-            owner = Waiting()
-            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, owner, env_ids)
+            owner = Waiting(self.env_num)
+            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
             timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
             return timesteps
 
@@ -427,9 +429,10 @@ class EnvSupervisor(EnvView):
             return arrays
 
     def _array_collector(self, env_ids: Sequence[int]) -> ArrayCollector:
-        return ArrayCollector(self._slots, self._envs, self._ready_obs, Waiting(), env_ids)
+        owner = Waiting(self.env_num)
+        return ArrayCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
 
-    def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[Sequence[int], Sequence[Any]]:
+    def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[list[int], Sequence[Any]]:
         ids = list(self._check_ids(dict.fromkeys(env_ids)))
         if isinstance(actions, MappingABC):
             raise ValueError("actions are a sequence if env_ids are given, not a mapping")
@@ -440,9 +443,9 @@ class EnvSupervisor(EnvView):
         if len(actions) != len(ids):
             raise ValueError(f"{len(actions)} actions for {len(ids)} environments")
         assert ids, "There is no action."
-        return ids, list(actions)
+        return ids, _as_sequence(actions)
 
-    def _addressed(self, actions: Actions) -> tuple[Sequence[int], Sequence[Any]]:
+    def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
         if isinstance(actions, MappingABC):
             assert len(actions), "There is no action."
@@ -453,12 +456,12 @@ class EnvSupervisor(EnvView):
         except TypeError:
             raise ValueError(f"actions are a dict or a sequence, not {type(actions).__name__}") from None
         assert count, "There is no action."
-        ids: Sequence[int] = self.ready_obs_id
+        ids = self.ready_obs_id
         if count != len(ids):
             if count != self.env_num:
                 raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
-            ids = range(self.env_num)
-        return ids, list(actions)
+            ids = list(range(self.env_num))
+        return ids, _as_sequence(actions)
 
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
         """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
@@ -493,7 +496,7 @@ class EnvSupervisor(EnvView):
             if owner.held is not None:
                 owner.send_held()
             in_time = self._wait(owner.is_settled, timeout)
-            collected = collector.collect(owner.results) if in_time and collector is not None else None
+            collected = collector.collect() if in_time and collector is not None else None
         except BaseException:
             self._give_round_up(owner)
             raise
@@ -526,9 +529,10 @@ class EnvSupervisor(EnvView):
         for child in owner.drop_held():
             self._suspect(child)
         if self._running:
-            for env_id, result in list(owner.results.items()):
-                if isinstance(result, (int, tuple)):
-                    self._apply_step(self._envs[env_id], owner, *spread(result))
+            for env_id, slot in zip(owner.env_ids, owner.slots):
+                result = owner.answer(env_id, slot)
+                if isinstance(result, tuple) and result[1]:
+                    self._apply_step(self._envs[env_id], owner, *result)
 
     @traced
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
@@ -645,6 +649,14 @@ class EnvSupervisor(EnvView):
                 raise ValueError(f"{len(reset_param)} reset parameters for {self.env_num} environments")
             reset_param = dict(enumerate(reset_param))
         return {i: own_copy(param) for i, param in self._check_ids(reset_param).items()}
+
+
+def _as_sequence(actions: Any) -> Sequence[Any]:
+    """One action after the other; an array of int64 is as good as a list."""
+    if type(actions) is np.ndarray and actions.dtype == np.int64 and actions.ndim == 1:
+        numbers: Sequence[Any] = actions  # type: ignore[assignment]
+        return numbers
+    return list(actions)
 
 
 def _reset_call(param: dict[str, Any]) -> Any:

@@ -91,8 +91,9 @@ class EnvView(ObservedSupervisor):
     @property
     def ready_obs_id(self) -> list[int]:
         """The ids of the environments in RUN, those with a step in flight included."""
-        states, run = self._env_states, EnvState.RUN
-        return [i for i in range(len(self._env_fn)) if states.get(i) is run]
+        run, ids = EnvState.RUN, range(len(self._env_fn))
+        states = list(map(self._env_states.get, ids))
+        return list(ids) if states.count(run) == len(ids) else [i for i, state in zip(ids, states) if state is run]
 
     @property
     def reset_infos(self) -> dict[int, dict[Any, Any]]:

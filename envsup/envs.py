@@ -13,11 +13,11 @@ from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 
+from envsup.arena import TRUNCATED_KEY
 from envsup.episode_log import START, fingerprint
 from envsup.errors import InvalidTimestep
+from envsup.meter import number_of
 from envsup.spaces import class_names
-
-TRUNCATED_KEY = "TimeLimit.truncated"
 
 
 class EnvironmentFactory:
@@ -47,6 +47,7 @@ class Environment:
         self._owns_process = owns_process
         self._next_seed: Optional[int] = None
         self._reset_info: dict[Any, Any] = {}
+        self._replayed_rewards: list[Optional[float]] = []
         self._step = env.step
 
     def __getattr__(self, name: str) -> Any:
@@ -101,10 +102,12 @@ class Environment:
     def _replay_episode(
         self, seed: Optional[int], dynamic_seed: Optional[bool], params: dict[str, Any], actions: Sequence[Any]
     ) -> int:
-        """Run an episode again; returns the fingerprint of what was seen."""
+        """Run an episode again; returns the fingerprint of what was seen, and keeps the rewards."""
         seen = fingerprint(START, self._begin_episode(seed, dynamic_seed, params))
+        self._replayed_rewards = rewards = []
         for action in actions:
             obs, reward, done, _ = self.step(action)
+            rewards.append(number_of(reward))
             seen = fingerprint(seen, obs, reward, bool(done))
         return seen
 

@@ -1,32 +1,34 @@
 """How requests and replies look in a pipe between a supervisor and a worker process.
 
-A frame is a header and a body of ``length`` bytes.  A step of fixed form is a record in the request and one status byte
-in the reply; everything else is a pickle in the body.
+A frame is a header and a body of ``length`` bytes.  The body of a request for steps is columns: the form, which hardly
+changes from one round to the next, then the actions; a step's reply is one status byte.  Everything else is a pickle.
+Both ends are on one machine: numbers have its byte order.
 """
 
 from __future__ import annotations
 
 import functools
 import struct
+from typing import Sequence
 
-HEADER = struct.Struct("<BBHIQ")
+HEADER = struct.Struct("=BBHIQ")
 """kind, flags, count, sequence number of the request, length of the body."""
 
 HEADER_SIZE = HEADER.size
 
-RECORD = struct.Struct("<HbbBq")
-"""One step: index of the environment in its worker, slot for the reply (negative: none), slot for the observation of
-the reset that is to follow the end of the episode (NO_RESET: none is to), kind of the action, its value if an int."""
+START = struct.Struct("=BBH")
+"""The first fields of a header: kind, flags, count."""
 
-RECORD_SIZE = RECORD.size
+LENGTH = struct.Struct("=Q")
+"""The last field of a header."""
 
-ONE_STEP = struct.Struct("<BBHIQHbbBq")
-"""A whole request for one step: header and record."""
+FORM_SIZE, ACTION_SIZE = 5, 8
+"""Bytes that one step takes in the form, and after it."""
 
-ONE_STATUS = struct.Struct("<BBHIQB")
+ONE_STATUS = struct.Struct("=BBHIQB")
 """A whole reply to one step with nothing but its status: header and status byte."""
 
-EXTRA_LENGTH = struct.Struct("<Q")
+EXTRA_LENGTH = struct.Struct("=Q")
 
 STEP, CALL, BUILD, STOP, INIT, AUTO_RESET = range(1, 7)
 """Kinds of frames; the last is the reply to a reset that the worker made by itself after a step."""
@@ -42,6 +44,65 @@ CLOSE_ALL = 1
 
 
 @functools.lru_cache(maxsize=256)
-def records(count: int) -> struct.Struct:
-    """``count`` of RECORD, one after the other."""
-    return struct.Struct("<" + "HbbBq" * count)
+def form(count: int) -> struct.Struct:
+    """The form of ``count`` steps, in columns: indices of the environments in their worker, slots for the replies
+    (negative: none), slots for the observations of the resets that are to follow the ends of episodes (NO_RESET: none
+    is to), kinds of the actions."""
+    return struct.Struct(f"={count}H{count}b{count}b{count}B")
+
+
+@functools.lru_cache(maxsize=256)
+def step_start(count: int) -> struct.Struct:
+    """What a request for ``count`` steps begins with: START, sequence number, LENGTH and form."""
+    return struct.Struct(f"={START.size}sI{LENGTH.size + FORM_SIZE * count}s")
+
+
+@functools.lru_cache(maxsize=256)
+def step_frame(count: int) -> struct.Struct:
+    """The same, and ``int_actions``."""
+    return struct.Struct(f"{step_start(count).format}{count}q")
+
+
+@functools.lru_cache(maxsize=256)
+def int_actions(count: int) -> struct.Struct:
+    """What follows the form: the actions that are ints, 0 for each other."""
+    return struct.Struct(f"={count}q")
+
+
+class StepForm:
+    """Requests for the same steps of one worker, round after round: all that changes is their number and the actions.
+
+    Arguments:
+        flags: of the frame.
+        indices, slots, reset_slots: for each step, see ``form``.
+    """
+
+    def __init__(self, flags: int, indices: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int]) -> None:
+        self.count = len(indices)
+        self._start = START.pack(STEP, flags, self.count)
+        self._columns = (*indices, *slots, *reset_slots)
+        self._head = step_start(self.count).pack
+        self._frame = step_frame(self.count).pack
+        self._kinds = b""
+        self._form = b""
+
+    def pack(self, seq: int, kinds: bytes, actions: Sequence[int], pickled: bytes = b"") -> bytes:
+        """A request with these actions; ``pickled`` holds those that are no ints.
+
+        Raises:
+            struct.error: for an int of more than 64 bits.
+        """
+        if kinds != self._kinds or pickled:
+            self._set_kinds(kinds, len(pickled))
+        return self._frame(self._start, seq, self._form, *actions) + pickled
+
+    def pack_bytes(self, seq: int, kinds: bytes, actions: bytes) -> bytes:
+        """A request with actions that are ``int_actions`` already."""
+        if kinds != self._kinds:
+            self._set_kinds(kinds, 0)
+        return self._head(self._start, seq, self._form) + actions
+
+    def _set_kinds(self, kinds: bytes, extra: int) -> None:
+        length = (FORM_SIZE + ACTION_SIZE) * self.count + extra
+        self._form = LENGTH.pack(length) + form(self.count).pack(*self._columns, *kinds)
+        self._kinds = b"" if extra else kinds

@@ -38,6 +38,8 @@ class Event(enum.Enum):
     FAILED = "a reset, step or seed failed"
     CLOSED = "the supervisor was shut down"
 
+    __hash__ = object.__hash__  # That of Enum takes long.
+
 
 _REACHED = {
     Event.STARTED: EnvState.RUN,

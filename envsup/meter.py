@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Iterable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -133,6 +133,11 @@ class Meters:
     def begin_episode(self, local: int) -> None:
         """The environment was reset."""
         self._episodes[local].begin()
+
+    def resume_episode(self, local: int, rewards: Iterable[Optional[float]]) -> None:
+        """The environment was brought back to where it was; ``rewards`` are those of its episode until then."""
+        self.begin_episode(local)
+        self.rewards[local].extend(rewards)
 
     def publish(self) -> None:
         """The steps of a frame are about to be answered: from now on they count."""

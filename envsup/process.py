@@ -6,11 +6,12 @@ import os
 import pickle
 import select
 import signal
+import struct
 from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import DONE, EXTRA, FAILED, INT64, PICKLED, put_action
+from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, are_plain, put_action
 from envsup.child import BUILD_METHOD, Child, Listener, Request
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -20,13 +21,9 @@ from envsup.frames import (
     EXTRA_LENGTH,
     HEADER,
     HEADER_SIZE,
-    NO_RESET,
-    ONE_STATUS,
-    ONE_STEP,
-    RECORD_SIZE,
     STEP,
     STOP,
-    records,
+    StepForm,
 )
 from envsup.launch import WorkerProcess
 from envsup.spec import WorkerSpec
@@ -34,6 +31,7 @@ from envsup.worker import Call, Failed, Hosted, dump, has_text
 
 _READ_SIZE = 8192
 _LONG_READ_SIZE = 1 << 20
+_NUMBER_KINDS = {int: bytes((INT,)), np.int64: bytes((INT64,))}
 _PLAIN = {int, float, bool, str, bytes, np.int64, np.int32, np.float32, np.float64}
 
 
@@ -85,33 +83,29 @@ class ChildProcess(Child):
     def _post_build(self, request: Request, local: int) -> None:
         self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
 
-    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> bytes:
-        flags = EAGER if eager else 0
-        if len(actions) == 1:
-            (action,), (slot,), (proc_id,) = actions, request.slots, request.proc_ids
-            kind = put_action(self.arena, slot, proc_id, action)
-            if kind != PICKLED:
-                value = action if kind <= INT64 else 0
-                reset = request.reset_slots[0] if request.reset_slots else NO_RESET
-                return ONE_STEP.pack(
-                    STEP, flags, 1, self._number(request), RECORD_SIZE, self._locals[proc_id], slot, reset, kind, value
-                )
-        body = self._records(request, actions)
-        return HEADER.pack(STEP, flags, len(actions), self._number(request), len(body)) + body
+    def form_steps(
+        self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool
+    ) -> StepForm:
+        return StepForm(EAGER if eager else 0, [self._locals[i] for i in proc_ids], slots, reset_slots)
 
-    def _records(self, request: Request, actions: Sequence[Any]) -> bytes:
-        arena, index_of, count = self.arena, self._locals, len(actions)
+    def pack_steps(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
+        seq, count = self._number(request), len(actions)
+        if type(actions) is np.ndarray:
+            return form.pack_bytes(seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
+        kind = _NUMBER_KINDS.get(type(actions[0]))
+        if kind is not None and (count == 1 or len(set(map(type, actions))) == 1):
+            try:
+                return form.pack(seq, kind * count, actions)
+            except struct.error:
+                pass  # An int of more than 64 bits.
+        return self._pack_any(request, form, actions)
+
+    def _pack_any(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
+        arena = self.arena
         kinds = [put_action(arena, *which) for which in zip(request.slots, request.proc_ids, actions)]
-        fields: list[Any] = [NO_RESET] * (5 * count)
-        fields[0::5] = [index_of[proc_id] for proc_id in request.proc_ids]
-        fields[1::5] = request.slots
-        if request.reset_slots:
-            fields[2::5] = request.reset_slots
-        fields[3::5] = kinds
-        fields[4::5] = [action if kind <= INT64 else 0 for kind, action in zip(kinds, actions)]
-        body = records(count).pack(*fields)
+        values = [action if kind <= INT64 else 0 for kind, action in zip(kinds, actions)]
         pickled = [self._pickle_action(action) for kind, action in zip(kinds, actions) if kind == PICKLED]
-        return body + pickle.dumps(pickled) if pickled else body
+        return form.pack(request.seq, bytes(kinds), values, pickle.dumps(pickled) if pickled else b"")
 
     def _pickle_action(self, action: Any) -> bytes:
         try:
@@ -156,16 +150,16 @@ class ChildProcess(Child):
             data = os.read(process.reply_fd, _LONG_READ_SIZE if self._buffer else _READ_SIZE)
         except BlockingIOError:
             return
-        if len(data) == ONE_STATUS.size and not self._buffer:
-            # Nearly always: a header and the status of the only step in flight.
-            kind, _, _, seq, _, status = ONE_STATUS.unpack(data)
-            opened = self.open
-            if kind == STEP and not status & (EXTRA | DONE) and len(opened) == 1:
-                request = opened[0]
-                if request.seq == seq and len(request.proc_ids) == 1 and not request.expired:
-                    opened.clear()
-                    request.answered = 1
-                    return self.listener.on_step(self, request, status)
+        opened = self.open
+        if len(opened) == 1 and len(data) > HEADER_SIZE and not self._buffer:
+            # Nearly always: the whole reply to the only request in flight, which is nothing but statuses.
+            kind, _, count, seq, length = HEADER.unpack_from(data)
+            request, statuses = opened[0], data[HEADER_SIZE:]
+            whole = kind == STEP and seq == request.seq and count == length == len(statuses) == len(request.proc_ids)
+            if whole and are_plain(statuses) and not request.expired:
+                opened.clear()
+                request.answered = count
+                return self.listener.on_plain_steps(self, request, statuses)
         self._take_in(process, data)
 
     def _take_in(self, process: WorkerProcess, data: bytes) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any, Optional, TypeVar, Union
 
 import numpy as np
@@ -55,6 +55,10 @@ class ReadyObservations(MutableMapping[int, Any]):
         if block is None or env_id in self._absent or not 0 <= env_id < len(block):
             return default
         return block[env_id, ...]
+
+    def set_each(self, pairs: Iterable[tuple[int, Any]]) -> None:
+        """Set many: pairs of an environment's id and its observation."""
+        self._own.update(pairs)
 
     def set_rows(self, block: Array, others: Sequence[int] = ()) -> None:
         """The observations are the rows of ``block``, those of ``others`` excepted, which stay as they are."""

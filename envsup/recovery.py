@@ -171,6 +171,7 @@ class RecoveringSupervisor(EnvRequests):
             if env in to_reset:
                 self._begin_again(env)
         for request in lost:
+            request.too_late = True  # The worker was ended for another's sake.
             for env_id in request.proc_ids[request.answered :]:
                 self._request_failed(self._envs[env_id], request, error, Failure.WORKER_LOST)
 
@@ -185,7 +186,7 @@ class RecoveringSupervisor(EnvRequests):
                 continue
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
-                    if not _is_unseen(env, cause.joiners):
+                    if not self._is_unseen(env, cause.joiners):
                         self._note_lost(env, error)
                     for waiting in cause.joiners:
                         self._join(env, waiting)
@@ -197,6 +198,11 @@ class RecoveringSupervisor(EnvRequests):
         """The episode of an environment was lost while it had no request open: the next step is to say so."""
         env.lost = env.lost or error
 
+    def _is_unseen(self, env: EnvRecord, calls: list[Waiting]) -> bool:
+        """Whether its episode began for a call that has not returned yet: nobody knows of it."""
+        latest = self._latest[env.env_id]
+        return isinstance(latest, Request) and latest.owner in calls
+
     def _will_run(self, env: EnvRecord) -> bool:
         """Whether it is in RUN, or will be once what waits for ``recv`` is delivered."""
         state = self._env_states.get(env.env_id, EnvState.VOID)
@@ -207,6 +213,9 @@ class RecoveringSupervisor(EnvRequests):
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
+        if requests and requests[0].method != BUILD_METHOD:
+            for later in requests[1:]:
+                later.too_late = True  # The worker had not come to it: whatever ended it was none of its doing.
         for request in requests:
             if request.method != BUILD_METHOD:
                 for env_id in request.proc_ids[request.answered :]:
@@ -258,8 +267,3 @@ class RecoveringSupervisor(EnvRequests):
         for env in self._envs:
             if env.retry is not None:
                 yield env.retry[0]
-
-
-def _is_unseen(env: EnvRecord, calls: list[Waiting]) -> bool:
-    """Whether its episode began for a call that has not returned yet: nobody knows of it."""
-    return isinstance(env.latest, Request) and env.latest.owner in calls

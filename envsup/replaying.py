@@ -14,6 +14,7 @@ from envsup.crash_files import CrashFiles
 from envsup.env_record import EnvRecord
 from envsup.episode_log import EpisodeLog, fingerprint
 from envsup.episode_seeds import derived_seed
+from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Failure
 from envsup.payload import SendPayload
 from envsup.recycling import RecyclingSupervisor
@@ -31,7 +32,6 @@ class ReplayingSupervisor(RecyclingSupervisor):
     """
 
     _recovers: bool
-    _records: bool
     _crash_files: Optional[CrashFiles]
     _run_seed: int
     _told_of_mismatch = False
@@ -49,11 +49,17 @@ class ReplayingSupervisor(RecyclingSupervisor):
             actions = [copy_value(action) for action in actions]  # The caller may change its own.
         super()._send_steps(env_ids, actions, owner, payload)
 
-    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
         if self._records:
             self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
         else:
             super().on_step(child, request, status, rest)
+
+    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
+        if self._records:
+            self.on_steps(child, request, statuses, iter(()))
+        else:
+            super().on_plain_steps(child, request, statuses)
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         if self._records:
@@ -97,7 +103,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
         return EpisodeLog(seed, self._env_dynamic_seed, self._reset_param.get(env.env_id, {}))
 
     def _begin_episode(self, env: EnvRecord) -> Optional[SendPayload]:
-        env.log.usable = False
+        env.log.usable, env.log.loss = False, None
         self._give_stranded_up(env)
         if not self._recovers:
             return None
@@ -152,7 +158,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
 
     def _note_lost(self, env: EnvRecord, error: Optional[Exception]) -> None:
         if self._may_replay(env):
-            env.log.loss = error
+            env.log.loss = error or env.last_error
         else:
             super()._note_lost(env, error)
 
@@ -162,7 +168,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
 
     def _begin_again(self, env: EnvRecord) -> None:
         if not (self._recovers and env.log.replayable):
-            self._give_stranded_up(env)
+            self._give_episode_up(env)
             return super()._begin_again(env)
         log = env.log
         log.tried = True
@@ -185,10 +191,12 @@ class ReplayingSupervisor(RecyclingSupervisor):
 
     def _was_replayed(self, env: EnvRecord) -> None:
         logger.info("Environment %s goes on: its episode of %s steps was run again.", env.env_id, len(env.log.actions))
+        env.log.loss = None
         self._finish_recovery(env)
         stranded, env.stranded = env.stranded, []
         for request, _ in stranded:
-            packed = env.child.pack_steps(request, request.actions, True)
+            form = env.child.form_of(request.proc_ids, request.slots, (NO_RESET,), True)
+            packed = env.child.pack_steps(request, form, request.actions)
             env.child.send_steps(request, packed, self.clock())
         self._send_waiting_steps(env)
 
@@ -199,12 +207,27 @@ class ReplayingSupervisor(RecyclingSupervisor):
 
     def _replay_failed(self, env: EnvRecord, request: Request, failure: Failure) -> None:
         """The episode cannot be brought back: it ends abnormally, as it would without replay."""
+        if request is not env.recovery:
+            return  # The worker was lost, and another recovery has begun.
         env.log.usable = False
-        if not env.stranded:
-            env.lost = env.log.loss or env.last_error
+        if failure is Failure.RAISED and self._is_being_reset(env):
+            self._finish_recovery(env)
+            return self._send_waiting_steps(env)
+        self._retry(env, Action.RESET if failure is Failure.RAISED else Action.RENEW)
+
+    @staticmethod
+    def _is_being_reset(env: EnvRecord) -> bool:
+        """Whether the caller has asked for a reset: nobody waits for the old episode any more."""
+        return any(r.method == "reset" and env.env_id in r.proc_ids and not r.expired for r in env.child.open)
+
+    def _give_episode_up(self, env: EnvRecord) -> None:
+        """Have the steps that were lost say that the episode was; if there are none, the next one."""
+        loss, env.log.loss = env.log.loss, None
+        if loss is not None and not env.stranded:
+            env.lost = env.lost or loss
+            if env.waiting_steps:
+                env.stranded.append((env.waiting_steps.pop(0)[0], env.lost))
         self._give_stranded_up(env)
-        if request is env.recovery:
-            self._retry(env, Action.RESET if failure is Failure.RAISED else Action.RENEW)
 
     def _give_stranded_up(self, env: EnvRecord) -> None:
         """Answer the steps that were to be tried again: they were lost with the worker."""

@@ -14,15 +14,16 @@ import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
+from envsup.arena import TRUNCATED_KEY
 from envsup.arguments import factories_of
-from envsup.envs import TRUNCATED_KEY
 from envsup.payload import ChildType
 from envsup.sb3_worker import Sb3Factory, has_flat_arrays
-from envsup.vector_answer import ended_of, final_obs_of
+from envsup.values import copy_value
+from envsup.vector_answer import failure_of, final_obs_of, last_good_of
 from envsup.vector_batch import ObservationBatch
 from envsup.vector_options import check_options, supervisor_of
 from envsup.vector_rounds import Rounds
-from envsup.vector_worker import Ended
+from envsup.vector_worker import ENDED, Ended
 
 __all__ = ["SupervisedVecEnv"]
 
@@ -116,16 +117,25 @@ class SupervisedVecEnv(VecEnv):
         self._rounds.expect("step")
         arrays = self._rounds.finish()
         assert arrays is not None
+        last_good = last_good_of(self._batch, self._all, arrays)
         self._batch.set_rows(self._all, arrays.obs)
         infos: list[dict[str, Any]] = arrays.infos
         for env_id, info in enumerate(infos):
-            ended = ended_of(arrays, env_id) if info else None
-            if ended is None:
-                info[TRUNCATED_KEY] = False
+            if env_id in last_good:
+                infos[env_id] = self._end(env_id, failure_of(info), last_good[env_id])
+            elif ENDED in info:
+                infos[env_id] = self._end(env_id, info[ENDED], copy_value(final_obs_of(arrays, env_id)))
             else:
-                infos[env_id] = _final_info(ended, final_obs_of(arrays, env_id, ended))
-                self.reset_infos[env_id] = self._show_reset(env_id)
+                info[TRUNCATED_KEY] = False
         return self._observations(), arrays.reward, arrays.done, infos
+
+    def _end(self, env_id: int, ended: Ended, final_obs: Any) -> dict[str, Any]:
+        """An episode has ended and the next one begun; returns the info of the step."""
+        self.reset_infos[env_id] = self._show_reset(env_id)
+        info = ended.info
+        info[TRUNCATED_KEY] = ended.truncated and not ended.terminated
+        info["terminal_observation"] = final_obs
+        return info
 
     def _show_reset(self, env_id: int) -> dict[str, Any]:
         """The observation of an episode that has begun is the newest one; returns its info."""
@@ -218,10 +228,3 @@ def _defaults(options: dict[str, Any]) -> dict[str, Any]:
     if options.get("type_") == ChildType.THREAD or options.get("spaces") is not None:
         return {}
     return {"probe": "worker"}
-
-
-def _final_info(ended: Ended, final_obs: Any) -> dict[str, Any]:
-    info = ended.info
-    info[TRUNCATED_KEY] = ended.truncated and not ended.terminated
-    info["terminal_observation"] = final_obs
-    return info

@@ -333,7 +333,10 @@ class Supervisor:
     def on_given_up(self, child: Child, request: Request) -> None:
         """Nothing to be done."""
 
-    def on_step(self, child: Child, request: Request, status: int, rest: Any = None) -> None:
+    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
+        raise NotImplementedError("only environments are stepped")
+
+    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
         raise NotImplementedError("only environments are stepped")
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:

@@ -39,6 +39,16 @@ class _Task(NamedTuple):
     waiting: Optional[Waiting] = None
 
 
+class _StepForm(NamedTuple):
+    """Steps but for their actions: index in the worker and whether the worker resets at the end of the episode.
+
+    ``eager``: whether each is answered as soon as it is done.
+    """
+
+    steps: list[tuple[int, bool]]
+    eager: bool
+
+
 class _Life:
     """One life of a worker thread: its requests and its replies, shared with no other.
 
@@ -164,6 +174,7 @@ class ChildThread(Child):
         super().__init__(hosted, listener, launch_timeout)
         self._current: Optional[_Life] = None
         self._closing = False
+        self._holder: Optional[Waiting] = None
 
     @property
     def pid(self) -> Optional[int]:
@@ -189,18 +200,22 @@ class ChildThread(Child):
         return call._replace(args=copy_value(call.args), kwargs=copy_value(dict(call.kwargs)))
 
     def _post_call(self, request: Request, packed: Call) -> None:
+        self._send_held()
         self._post(_Task(CALL, request.seq, packed))
 
     def _post_build(self, request: Request, local: int) -> None:
+        self._send_held()
         self._post(_Task(BUILD, request.seq, local))
 
-    def pack_steps(self, request: Request, actions: Sequence[Any], eager: bool) -> _Task:
-        resets = request.reset_slots or [NO_RESET] * len(actions)
-        work = [
-            (self._locals[i], slot != NO_RESET, copy_value(action))
-            for i, slot, action in zip(request.proc_ids, resets, actions)
-        ]
-        return _Task(STEP, self._number(request), work, None if eager else request.owner)
+    def form_steps(
+        self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool
+    ) -> _StepForm:
+        steps = [(self._locals[i], slot != NO_RESET) for i, slot in zip(proc_ids, reset_slots)]
+        return _StepForm(steps, eager)
+
+    def pack_steps(self, request: Request, form: _StepForm, actions: Sequence[Any]) -> _Task:
+        work = [(*step, copy_value(action)) for step, action in zip(form.steps, actions)]
+        return _Task(STEP, self._number(request), work, None if form.eager else request.owner)
 
     def send_steps(self, request: Request, packed: _Task, now: float) -> None:
         """Send what ``pack_steps`` made; if a call waits for it, not before that waits.
@@ -212,7 +227,14 @@ class ChildThread(Child):
             super().send_steps(request, packed, now)
         else:
             self._enter(request)
+            self._holder = request.owner
             held.append((self, partial(self._current.tasks.put, packed)))
+
+    def _send_held(self) -> None:
+        """What is sent next must not overtake steps that are held."""
+        holder, self._holder = self._holder, None
+        if holder is not None:
+            holder.send_held()
 
     def _post(self, packed: _Task) -> None:
         if self._current is not None:

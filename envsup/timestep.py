@@ -6,7 +6,7 @@ treetensor imports torch: this module is imported when the first supervisor is l
 from __future__ import annotations
 
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
@@ -22,6 +22,7 @@ with warnings.catch_warnings():
 
 # Past the class's own call, which is for values that are no storage yet, and costs as much as the rest.
 _make_tree: Callable[[TreeStorage], Any] = partial(type.__call__, tnp.ndarray)
+_identifier = cache(identifier)
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
@@ -39,6 +40,24 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
             }
         )
     )
+
+
+def open_timesteps(
+    obs: list[Any], reward: list[Any], done: list[Any], env_id: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    """Timesteps of arrays that are to be filled in, and their infos, which ``fill_info`` fills; a list of each part."""
+    if type(obs[0]) is not np.ndarray:
+        obs = [node(value) for value in obs]
+    infos = [TreeStorage({}) for _ in obs]
+    parts = zip(obs, reward, done, infos, env_id)
+    storages = [TreeStorage({"obs": o, "reward": r, "done": d, "info": i, "env_id": e}) for o, r, d, i, e in parts]
+    return list(map(_make_tree, storages)), infos
+
+
+def fill_info(storage: Any, info: dict[str, bool]) -> None:
+    """Put the items of an ``info_of`` into the info of one of ``open_timesteps``."""
+    for key, item in info.items():
+        storage.set(_identifier(key), np.array(item))
 
 
 def abnormal(info: dict[str, Any], env_id: int) -> Any:

@@ -43,6 +43,7 @@ class StepAnswer:
         """Take what came of the steps of ``env_ids``, if there were any."""
         if arrays is None:
             return self._batch.renew()
+        last_good = last_good_of(self._batch, env_ids, arrays)
         self._batch.set_rows(env_ids, arrays.obs)
         if len(env_ids) == len(self.rewards):
             self.rewards = arrays.reward
@@ -51,24 +52,30 @@ class StepAnswer:
         for row, info in enumerate(arrays.infos):
             if not info:
                 continue
-            ended = ended_of(arrays, row)
-            if ended is None:
+            if row in last_good:
+                self._fail(env_ids[row], failure_of(info), last_good[row])
+            elif ENDED in info:
+                self._end(env_ids[row], info[ENDED], final_obs_of(arrays, row))
+            else:
                 self._told.append((env_ids[row], info))
-                continue
-            if arrays.failed[row]:
-                self.fresh.add(env_ids[row])  # Whatever the mode, it has been reset.
-            self._end(env_ids[row], row, arrays, ended)
 
-    def _end(self, env_id: int, row: int, arrays: StepArrays, ended: Ended) -> None:
+    def _fail(self, env_id: int, failure: Ended, last_good: Any) -> None:
+        """The step of an environment failed; whatever the mode, it has been reset."""
+        self._batch.put(env_id, last_good)
+        self.fresh.add(env_id)
+        if self._same_step:
+            self._told.append((env_id, failure.info))
+        self._end(env_id, failure, last_good)
+
+    def _end(self, env_id: int, ended: Ended, final_obs: Any) -> None:
+        """The episode of an environment has ended."""
         self.terminations[env_id], self.truncations[env_id] = ended.terminated, ended.truncated
-        if not self._same_step:
+        if self._same_step:
+            self._told.append((env_id, {"final_obs": copy_value(final_obs), "final_info": ended.info}))
+            self._show_reset(env_id)
+        else:
             self.ended.add(env_id)
             self._told.append((env_id, ended.info))
-            return
-        self._told.append((env_id, {"final_obs": final_obs_of(arrays, row, ended), "final_info": ended.info}))
-        if arrays.failed[row]:
-            self._told.append((env_id, ended.info))
-        self._show_reset(env_id)
 
     def take_resets(self, env_ids: Sequence[int]) -> None:
         """Take what came of the resets of environments that were not stepped."""
@@ -85,15 +92,20 @@ class StepAnswer:
         return sorted(self._told, key=itemgetter(0))
 
 
-def ended_of(arrays: StepArrays, row: int) -> Optional[Ended]:
-    """How the episode of a row ended, None if it goes on; a step that failed has cut it off."""
-    info = arrays.infos[row]
-    if arrays.failed[row]:
-        return Ended(False, True, {"abnormal": True, "err": info["err"]})
-    ended: Optional[Ended] = info.get(ENDED)
-    return ended
+def last_good_of(batch: ObservationBatch, env_ids: Sequence[int], arrays: StepArrays) -> dict[int, Any]:
+    """For each row that failed a copy of what was seen last, whatever the supervisor has seen since of a new episode.
+
+    To be called before ``batch`` is given what the step returned.
+    """
+    return {row: batch.row(env_ids[row]) for row, failed in enumerate(arrays.failed.tolist()) if failed}
 
 
-def final_obs_of(arrays: StepArrays, row: int, ended: Ended) -> Any:
-    """The last observation of an episode, which is the caller's; of a step that failed the last good one."""
-    return copy_value(row_of(arrays.obs, row)) if ended.final_obs is None else ended.final_obs
+def failure_of(info: dict[Any, Any]) -> Ended:
+    """How the episode ended whose step failed with ``info``: it was cut off."""
+    return Ended(False, True, {"abnormal": True, "err": info["err"]})
+
+
+def final_obs_of(arrays: StepArrays, row: int) -> Any:
+    """The observation of the step that ended an episode; it may be a view of that row."""
+    ended: Ended = arrays.infos[row][ENDED]
+    return row_of(arrays.obs, row) if ended.final_obs is None else ended.final_obs

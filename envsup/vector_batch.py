@@ -10,6 +10,7 @@ from gymnasium.vector.utils import concatenate, create_empty_array
 
 from envsup.arena import Array
 from envsup.spaces import ABSENT, Leaf, Node, assemble, is_fixed, layout_of, strip
+from envsup.values import copy_value
 from envsup.vector_worker import Whole, conform
 
 
@@ -67,6 +68,12 @@ class ObservationBatch:
         rows = [leaf[env_id, ...] for leaf in self._leaves]
         if strip(self._root, obs, rows) is not ABSENT:
             strip(self._root, conform(self._root, obs), rows)
+
+    def row(self, env_id: int) -> Any:
+        """A copy of what one environment observed last; None if that is nothing yet, and has no form of its own."""
+        if self._is_fixed:
+            return assemble(self._root, [leaf[env_id].copy() for leaf in self._leaves])
+        return copy_value(self._items[env_id])
 
     def batched(self, copy: bool) -> Any:
         """All observations; ``copy``: they are the caller's for good."""

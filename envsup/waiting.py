@@ -6,7 +6,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional, Protocol, Sequence
 
 from envsup.parent_ends import close_in_forked_children
 
@@ -16,7 +16,10 @@ class Waiting:
 
     Attributes:
         pending: replies that it needs.
-        results: those that have been read, by environment.
+        env_ids, slots: of a call that steps: the environments that were sent a step, and the slot for each reply.
+        taken: for each environment the bits of those slots.
+        statuses: by environment, the status of a reply that is all in the arena, 0 where there is none.
+        results: every other reply that has been read, by environment.
         error: what it is to raise.
         abandoned: whether it was cut short; then only the effects of its replies count.
         held: (worker, what sends its request) of requests that are better sent all at once, right before waiting; None
@@ -24,10 +27,27 @@ class Waiting:
         sending: whether sending them has begun.
     """
 
-    __slots__ = ("_arrivals", "_expected", "abandoned", "error", "held", "pending", "results", "sending")
+    __slots__ = (
+        "_arrivals",
+        "_expected",
+        "abandoned",
+        "env_ids",
+        "error",
+        "held",
+        "pending",
+        "results",
+        "sending",
+        "slots",
+        "statuses",
+        "taken",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, num_envs: int = 0) -> None:
         self.pending = 0
+        self.env_ids: Sequence[int] = ()
+        self.slots: Sequence[int] = ()
+        self.taken = b""
+        self.statuses = bytearray(num_envs)
         self.results: dict[Any, Any] = {}
         self.error: Optional[BaseException] = None
         self.abandoned = False
@@ -35,6 +55,11 @@ class Waiting:
         self.sending = False
         self._arrivals = itertools.count(1)
         self._expected = 0
+
+    def answer(self, env_id: int, slot: int) -> Any:
+        """The reply of an environment that was sent a step: (slot, status, what is not in the arena), or an error."""
+        found = self.results.get(env_id)
+        return (slot, self.statuses[env_id], None) if found is None else found
 
     def add(self, replies: int = 1) -> None:
         """So many more replies to wait for."""

@@ -11,35 +11,40 @@ import pickle
 import traceback
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, TypeVar
+from typing import Any, Callable, Hashable, Iterable, Iterator, NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
-from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
+from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
 from envsup.envs import Environment
 from envsup.frames import (
+    ACTION_SIZE,
     AUTO_RESET,
     BUILD,
     CALL,
     CLOSE_ALL,
     EAGER,
     EXTRA_LENGTH,
+    FORM_SIZE,
     HEADER,
     HEADER_SIZE,
     NO_RESET,
     ONE_STATUS,
-    RECORD,
-    RECORD_SIZE,
     STEP,
     STOP,
+    form,
+    int_actions,
 )
 from envsup.meter import Meters, number_of
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
 READ_SIZE = 16384
+_EVENTFUL = DONE | EXTRA
 RESETS = ("reset", "_begin_episode")
 """The methods that begin an episode."""
+REPLAY = "_replay_episode"
+"""The method that begins one and runs it to where it was."""
 
 T = TypeVar("T")
 
@@ -185,6 +190,8 @@ class Host:
             seat.blocked = data if status & FAILED else None
             info = getattr(seat.target, "_reset_info", None) if isinstance(seat.target, Environment) else None
             self.meters.begin_episode(call.local)
+        elif call.method == REPLAY and isinstance(seat.target, Environment):
+            self.meters.resume_episode(call.local, seat.target._replayed_rewards)
         if seat.hosted.shm_callback is not None:
             return _through_callback(seat.hosted, call, status, data)
         return status, data if status & FAILED else (data, info or None)
@@ -284,6 +291,9 @@ class PipeServer:
         self._request_fd = request_fd
         self._reply_fd = reply_fd
         self._buffer = b""
+        self._form = b""
+        self._steps: list[tuple[int, int, int, int]] = []
+        self._all_ints = True
 
     def serve(self) -> None:
         """Build everything, then answer until told to stop or until the supervisor is gone."""
@@ -359,29 +369,25 @@ class PipeServer:
         return dump_reply(status, data, call.method)
 
     def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
-        end = count * RECORD_SIZE
-        pickled = _load_actions(body[end:]) if len(body) > end else None
+        actions = self._read_form(count, body)
         step, meters = self._host.step, self._host.meters
         statuses = bytearray()
         extras: list[bytes] = []
         resets: list[tuple[int, int]] = []
-        for local, slot, reset_slot, kind, action in RECORD.iter_unpack(body[:end]):
-            if kind == INT64:
-                action = np.int64(action)
-            elif kind != INT:
-                action = next(pickled) if pickled and kind == PICKLED else self._stored_action(slot, local)
+        for (local, slot, reset_slot, _), action in zip(self._steps, actions):
             if type(action) is _BadAction:
                 status, extra = FAILED | EXTRA, action.reason
             else:
                 status, extra = step(local, slot, action)
-            if status & EXTRA:
-                failed = status & FAILED
-                status, data = dump_reply(status, extra, "step")
-                if status & FAILED and not failed:
-                    meters.withdraw(local)
-                extras += EXTRA_LENGTH.pack(len(data)), data
-            if status & DONE and reset_slot != NO_RESET:
-                resets.append((local, reset_slot))
+            if status & _EVENTFUL:
+                if status & EXTRA:
+                    failed = status & FAILED
+                    status, data = dump_reply(status, extra, "step")
+                    if status & FAILED and not failed:
+                        meters.withdraw(local)
+                    extras += EXTRA_LENGTH.pack(len(data)), data
+                if status & DONE and reset_slot != NO_RESET:
+                    resets.append((local, reset_slot))
             statuses.append(status)
             if flags & EAGER:
                 meters.publish_one(local, seq)
@@ -394,6 +400,28 @@ class PipeServer:
         for local, slot in resets:
             status, reply = self._carry_out(Call(local, slot, "reset", (), {}))
             self._send(HEADER.pack(AUTO_RESET, status, local, seq, len(reply)) + reply)
+
+    def _read_form(self, count: int, body: bytes) -> Iterable[Any]:
+        """Note which steps are to be made; returns the actions."""
+        end = FORM_SIZE * count
+        if body[:end] != self._form:
+            self._form = body[:end]
+            columns = form(count).unpack(self._form)
+            self._steps = list(zip(*(columns[i * count : (i + 1) * count] for i in range(4))))
+            self._all_ints = not any(columns[3 * count :])
+        values = int_actions(count).unpack_from(body, end)
+        return values if self._all_ints else self._actions(values, body[end + ACTION_SIZE * count :])
+
+    def _actions(self, values: Sequence[int], rest: bytes) -> Iterator[Any]:
+        """The actions of steps that are not all ints."""
+        pickled = _load_actions(rest) if rest else iter(())
+        for (local, slot, _, kind), value in zip(self._steps, values):
+            if kind == PICKLED:
+                yield next(pickled)
+            elif kind == ARRAY:
+                yield self._stored_action(slot, local)
+            else:
+                yield np.int64(value) if kind == INT64 else value
 
     def _stored_action(self, slot: int, local: int) -> Any:
         assert self._host.arena is not None

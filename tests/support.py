@@ -100,11 +100,13 @@ def wait_until_waiting(sup: Supervisor) -> None:
         time.sleep(0.001)
 
 
-def wait_for_replies(sup: Supervisor, open_requests: int) -> None:
-    """Return once another thread waits, and all but so many requests have been answered: only those can be late."""
+def wait_until_only_open(sup: Supervisor, env_ids: set[int]) -> None:
+    """Return once another thread waits, and for replies of these environments alone: the others have answered."""
     while True:
         with sup._lock:
-            if sup._polling and sum(len(child.open) for child in sup._children) == open_requests:
+            requests = [request for child in sup._children for request in child.open]
+            open_ids = {env_id for request in requests for env_id in request.proc_ids[request.answered :]}
+            if sup._polling and open_ids == env_ids:
                 return
         time.sleep(0.001)
 

@@ -29,7 +29,7 @@ from stable_baselines3.common.vec_env import (
     VecNormalize,
     VecVideoRecorder,
 )
-from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Clock, Kind, in_thread, wait_for_replies
+from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Clock, Kind, in_thread, wait_until_only_open
 from test_imports import in_new_interpreter
 from test_vector import made, same
 from test_vector_failures import FAULTS
@@ -238,7 +238,7 @@ def test_hanging_step_is_a_truncated_episode(vec: Vec, clock: Clock) -> None:
         env.step(np.zeros(3, int))
         with in_thread(lambda: env.step(np.array([0, Faulty.HANG, 0]))) as outcome:
             gate.wait_until_reached()
-            wait_for_replies(env._supervisor, open_requests=1)
+            wait_until_only_open(env._supervisor, {1})
             clock.advance(6)
         check_failed_step(outcome[0], TimeoutError, 0)
         env.close(timeout=1)
@@ -271,7 +271,7 @@ def _row(batch: Any, i: int) -> Any:
         return {key: _row(part, i) for key, part in batch.items()}
     if isinstance(batch, tuple):
         return tuple(_row(part, i) for part in batch)
-    return str(batch[i]) if batch.dtype.kind == "U" else batch[i, ...]
+    return str(batch[i]) if batch.dtype.kind == "U" else batch[i]
 
 
 def _forms(batch: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Optional
 
 import pytest
 from helpers_failures import InWorker, Obliging, all_pids, kill_idle, lines_of, text_of, wait_until
-from support import Clock, Make, abnormal, error_of, in_thread, observation_of
+from support import Clock, Make, abnormal, error_of, in_thread, observation_of, wait_until_only_open
 
 from envsup import EnvState, EnvSupervisor, SendPayload, Supervisor
 from envsup.child import BUILD_METHOD
@@ -99,6 +99,7 @@ def test_a_step_that_times_out(make_local: Make, clock: Clock, retry_type: str) 
         life = sup._children[0].life
         with in_thread(lambda: sup.step({0: "hang", 1: 1})) as outcome:
             gate.wait_until_reached()
+            wait_until_only_open(sup, {0})
             clock.advance(10 - TINY)
             wait_until(lambda: sup._polling)
             assert not outcome, "it is not late yet"
@@ -539,8 +540,11 @@ def test_recv_all_times_out_for_what_is_missing(make_local: Make, clock: Clock) 
             sup.send(payload)
         seen: list[Any] = []
         gate.wait_until_reached()
-        with advance_when_waiting(sup, clock, 4):
-            got = Supervisor.recv_all(sup, payloads, True, lambda p, _: seen.append(p.proc_id), timeout=3)
+        receive = partial(Supervisor.recv_all, sup, payloads, True, lambda p, _: seen.append(p.proc_id), timeout=3)
+        with in_thread(receive) as outcome:
+            wait_until_only_open(sup, {0})
+            clock.advance(4)
+        got = outcome[0]
         assert isinstance(got[0].err, TimeoutError)
         assert (got[1].data, got[1].err) == (1, None)
         assert sorted(seen) == [0, 1]

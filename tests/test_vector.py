@@ -154,6 +154,13 @@ def test_trajectories_are_the_same_with_groups_and_without_copies(vec: Vec, mode
 
 
 @MODES
+def test_trajectories_are_the_same_with_groups_in_threads(vec: Vec, mode: AutoresetMode) -> None:
+    """A thread is handed its steps late: the reset of another environment of its must not overtake them."""
+    env = vec([DictWalk] * 5, autoreset_mode=mode, envs_per_child=3, type_="thread")
+    compare(env, SyncVectorEnv([DictWalk] * 5, autoreset_mode=mode), 60)
+
+
+@MODES
 def test_wrappers_see_the_same(vec: Vec, mode: AutoresetMode) -> None:
     """NormalizeObservation and others keep statistics of all they see: a difference anywhere would stay."""
     ours: Any = vec([WORLDS["Pendulum"]] * 3, autoreset_mode=mode)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from gymnasium.error import ClosedEnvironmentError
 from gymnasium.vector import AutoresetMode
-from support import FORK, THREAD, Clock, Kind, in_thread, wait_for_replies
+from support import FORK, THREAD, Clock, Kind, in_thread, wait_until_only_open
 from test_vector import DISABLED, MODES, NEXT_STEP, SAME_STEP, Vec, same
 from test_vector import vec as vec
 from vector_worlds import DictWalk, Faulty, Fragile, TextWalk
@@ -89,7 +89,7 @@ def test_hanging_step_is_a_truncated_episode(vec: Vec, mode: AutoresetMode, cloc
         env.step([0, 0, 0])
         with in_thread(lambda: env.step([0, Faulty.HANG, 0])) as outcome:
             gate.wait_until_reached()
-            wait_for_replies(env._supervisor, open_requests=1)
+            wait_until_only_open(env._supervisor, {1})
             clock.advance(6)
         check_failed_step(outcome[0], mode, TimeoutError, 0)
         env.close(timeout=1)
@@ -169,6 +169,27 @@ def test_worker_that_dies_between_two_steps(vec: Vec) -> None:
     assert isinstance(infos["err"][1], WorkerDied)
     assert obs.tolist() == [[0, 2], [0, 1]]
     assert env.step([0, 0])[0].tolist() == [[0, 3], [0, 0]]
+
+
+@MODES
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["before", "behind"])
+def test_reset_that_shares_the_worker_of_one_that_dies_is_no_failed_try(
+    vec: Vec, order: list[int], mode: AutoresetMode
+) -> None:
+    """With max_try=1 a failed try would be the end."""
+    env = vec([Faulty] * 2, autoreset_mode=mode, envs_per_child=2, step_timeout=60)
+    env.reset()
+    actions = np.array([Faulty.END, Faulty.KILL])
+    if mode is NEXT_STEP:
+        env.step(np.array([Faulty.END, Faulty.OK])[order])
+    truncations, infos = env.step(actions[order])[3:]
+    killed = order.index(1)
+    assert truncations[killed]
+    assert isinstance((infos["final_info"] if mode is SAME_STEP else infos)["err"][killed], WorkerDied)
+    if mode is DISABLED:
+        env.reset(options={"reset_mask": np.array([True, True])})
+    env.step([0, 0])
+    assert (env.step([0, 0])[0][:, 1] >= 1).all()
 
 
 # -- building --
@@ -265,3 +286,46 @@ def test_size_of_groups_may_be_found_out() -> None:
         assert env.reset(seed=0)[0].shape == (4, 4)
     finally:
         env.close()
+
+
+# -- all at once --
+
+KINDS_OF_WORKERS: dict[str, dict[str, Any]] = {
+    "one-each": {},
+    "groups": {"envs_per_child": 3, "step_timeout": 60},
+    "threads": {"envs_per_child": 3, "type_": "thread"},
+}
+
+
+@MODES
+@pytest.mark.parametrize("options", KINDS_OF_WORKERS.values(), ids=KINDS_OF_WORKERS.keys())
+def test_every_row_follows_from_the_one_before(vec: Vec, options: dict[str, Any], mode: AutoresetMode) -> None:
+    """Episodes that end and fail at random: each row is the next step, a failure, or a reset."""
+    count, rng = 5, np.random.default_rng(0)
+    env = vec([Faulty] * count, autoreset_mode=mode, **options)
+    faults = [Faulty.RAISE, Faulty.SHAPE] if "type_" in options else [Faulty.RAISE, Faulty.KILL, Faulty.EXIT]
+    before, _ = env.reset(seed=1)
+    over = np.zeros(count, dtype=bool)
+    failures = 0
+    for _ in range(25):
+        actions = np.where(rng.random(count) < 0.15, rng.choice([Faulty.END, *faults], count), Faulty.OK)
+        obs, rewards, terminations, truncations, infos = env.step(actions)
+        ended = terminations | truncations
+        for i in range(count):
+            if over[i]:
+                assert (obs[i][1], rewards[i], ended[i]) == (0, 0, False)
+                continue
+            last = infos["final_obs"][i] if mode is SAME_STEP and ended[i] else obs[i]
+            if "abnormal" in infos and infos["abnormal"][i]:
+                failures += 1
+                assert (last.tolist(), rewards[i], truncations[i]) == (before[i].tolist(), 0, True)
+            else:
+                assert actions[i] in (Faulty.OK, Faulty.END)
+                assert (last - before[i]).tolist() == [0, 1]
+                assert (rewards[i], terminations[i], truncations[i]) == (1, actions[i] == Faulty.END, False)
+        over = ended & (mode is NEXT_STEP)
+        if mode is DISABLED and ended.any():
+            obs, _ = env.reset(options={"reset_mask": ended})
+        assert mode is NEXT_STEP or not obs[ended][:, 1].any()
+        before = obs
+    assert failures

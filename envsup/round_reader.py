@@ -1,0 +1,103 @@
+"""Reads the replies of one blocking step all at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+from envsup.arena import DONE, REWARD_ARRAY, REWARD_CELL, TERMINATED, TRUNCATED, Arena, Array
+from envsup.spaces import assemble
+
+_NEVER = 0xFF
+
+
+class Columns(NamedTuple):
+    """What timesteps consist of, a list of arrays for each part."""
+
+    obs: list[Any]
+    reward: list[Array]
+    done: list[Array]
+    env_id: list[Array]
+
+
+class RoundReader:
+    """Reads the replies to one blocking step that are all in the arena: by one copy of the first slot, or as views.
+
+    What it gives out is there before the replies are, and filled in when they have come: so the supervisor has less
+    to do while the workers wait for it.
+
+    Arguments:
+        indices: ``(i, ...)`` for each environment.
+        copies: whether to copy.
+
+    Attributes:
+        status: that of an ordinary reply, whose episode goes on.
+        root: the layout of the observations.
+        blocks: by slot, the leaves of the observations of all environments.
+        copies: whether it copies.
+        block: with copies and observations of a single leaf, the array ``(num_envs, ...)`` whose rows it gives out.
+        reward: the rewards of all environments in the first slot.
+        done: whether an episode is done, of all environments.
+    """
+
+    ENDING = DONE | TRUNCATED | TERMINATED
+    """The bits of a status that say how an episode ended."""
+
+    def __init__(self, arena: Arena, indices: Sequence[Any], copies: bool) -> None:
+        slots = range(1 if copies else 2)
+        self.root = arena.layout.root
+        self._indices = indices
+        self.copies = copies
+        self._single = arena.single_leaf is not None
+        self._obs = arena.obs
+        self.blocks = [[np.empty_like(block[0]) if copies else block[slot] for block in arena.obs] for slot in slots]
+        # Rewards are what the reward space declares, if that is an array, else a float.
+        self.status = REWARD_CELL if arena.reward is None else REWARD_ARRAY
+        self._source = (arena.reward_cell if arena.reward is None else arena.reward)[: len(slots)]
+        self._rewards = np.empty_like(self._source)
+        self.reward: Array = self._rewards[0]
+        self.done: Array = np.zeros(len(indices), dtype=np.bool_)
+        self.block: Optional[Array] = self.blocks[0][0] if copies and self._single else None
+
+    def fill(self) -> None:
+        """The replies are there: copy them."""
+        if self.copies:
+            for leaf, block in zip(self.blocks[0], self._obs):
+                leaf[...] = block[0]
+        self._rewards[...] = self._source
+
+    def expected(self, slots: Sequence[int]) -> bytes:
+        """The statuses of ordinary replies in these slots; one that no reply has where it reads another slot."""
+        if slots.count(0) == len(slots):
+            return bytes((self.status,)) * len(slots)
+        return bytes(self.status if 0 <= slot < len(self.blocks) else _NEVER for slot in slots)
+
+    def columns(self, env_ids: Sequence[int], slots: Sequence[int]) -> Columns:
+        """What the timesteps of these environments consist of if the replies are ordinary ones in these slots."""
+        where = self._indices
+        if len(env_ids) < len(where) or env_ids != list(range(len(where))):
+            where = [where[env_id] for env_id in env_ids]
+        if self._single:
+            obs = _rows([leaves[0] for leaves in self.blocks], slots, where)
+        else:
+            obs = [self.observation(env_id, slot) for env_id, slot in zip(env_ids, slots)]
+        all_ids: Array = np.arange(len(self._indices))
+        return Columns(
+            obs,
+            _rows(list(self._rewards), slots, where),
+            list(map(self.done.__getitem__, where)),
+            list(map(all_ids.__getitem__, where)),
+        )
+
+    def observation(self, env_id: int, slot: int = 0) -> Any:
+        """The observation of an environment."""
+        blocks = self.blocks[slot if 0 <= slot < len(self.blocks) else 0]
+        return assemble(self.root, [block[env_id, ...] for block in blocks])
+
+
+def _rows(blocks: Sequence[Array], slots: Sequence[int], where: Sequence[Any]) -> list[Array]:
+    """The row of each environment in the block of its slot; any row where there is no such block."""
+    if len(blocks) == 1:
+        return list(map(blocks[0].__getitem__, where))
+    return [blocks[slot if 0 <= slot < len(blocks) else 0][index] for slot, index in zip(slots, where)]

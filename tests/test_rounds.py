@@ -1,0 +1,172 @@
+"""Rounds of blocking steps that are sent as the one before was, and what must not be taken over from that."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers_failures import kill_idle
+from support import Make, abnormal, observation_of, scripted, step
+from worlds import Mirror, Player
+
+from envsup import EnvSupervisor
+from envsup.testing import Box, ScriptedEnv
+
+ENDS: list[dict[str, Any]] = [
+    {},
+    {"TimeLimit.truncated": True},
+    {"TimeLimit.truncated": False},
+    {"TimeLimit.truncated": 1},
+    {"x": True},
+]
+
+
+def rounds(sup: EnvSupervisor, count: int, first: int = 0) -> None:
+    """Step all environments so often; what comes back is what was sent."""
+    for k in range(first, first + count):
+        timesteps = step(sup, {i: 10 * k + i for i in range(sup.env_num)})
+        assert [float(t.obs[3]) for t in timesteps] == [10 * k + i for i in range(sup.env_num)]
+        assert [int(t.env_id) for t in timesteps] == list(range(sup.env_num))
+
+
+@pytest.fixture(params=[1, 2])
+def group(request: pytest.FixtureRequest) -> int:
+    """How many environments share a worker."""
+    size: int = request.param
+    return size
+
+
+def test_any_order_and_choice_of_environments(make_local: Make, group: int) -> None:
+    sup = make_local(scripted(4, length=100), envs_per_child=group)
+    sup.launch()
+    rounds(sup, 2)
+    for ids in ([3, 1, 0, 2], [3, 1, 0, 2], [2, 1], [1, 2], [0, 1, 2, 3], [3], [0, 2, 1, 3]):
+        timesteps = step(sup, {i: 5 + i for i in ids})
+        assert [(int(t.env_id), float(t.obs[3])) for t in timesteps] == [(i, 5 + i) for i in ids]
+        assert [observation_of(sup, i)[3] for i in ids] == [5 + i for i in ids]
+        arrays = sup.step_arrays([7 + i for i in ids], ids)
+        assert (arrays.env_id.tolist(), arrays.obs[:, 3].tolist()) == (ids, [7 + i for i in ids])
+    rounds(sup, 2)
+
+
+def test_new_reset_parameters_count_from_the_next_episode_on(make_local: Make, group: int) -> None:
+    sup = make_local(scripted(4, length=2), envs_per_child=group)
+    sup.launch()
+    rounds(sup, 4)
+    sup.reset({1: {"mark": 5}})
+    rounds(sup, 2)
+    assert [resets[-1] for resets in sup.resets] == [{}, {"mark": 5}, {}, {}]
+    sup.reset({1: {}})
+    rounds(sup, 2)
+    assert [resets[-1] for resets in sup.resets] == [{}] * 4
+
+
+def test_new_seed_comes_before_the_next_reset(make_local: Make, group: int) -> None:
+    sup = make_local(scripted(4, length=2), envs_per_child=group)
+    sup.launch()
+    rounds(sup, 3)
+    sup.seed(40)
+    rounds(sup, 1)
+    assert [observation_of(sup, i)[0] for i in range(4)] == [40, 41, 42, 43]
+    rounds(sup, 3)
+
+
+def test_worker_that_died_between_two_rounds(make_process: Make, group: int) -> None:
+    sup = make_process(scripted(4, length=50), envs_per_child=group)
+    sup.launch()
+    rounds(sup, 3)
+    kill_idle(sup, 0)
+    lost = [abnormal(t) for t in step(sup, [1] * 4)]
+    assert lost == [i < group for i in range(4)]
+    rounds(sup, 3)
+    sup.close()
+    sup.launch()
+    rounds(sup, 2)
+
+
+def test_request_of_another_kind_is_in_flight(make_local: Make, group: int) -> None:
+    """Its worker answers in order: the steps of the round come after it, and go where nothing else does."""
+    sup = make_local(scripted(4, length=50), envs_per_child=group)
+    sup.launch()
+    rounds(sup, 2)
+    sup.step({2: 77}, block=False)
+    rounds(sup, 2)
+    payload = sup.recv()
+    assert (payload.proc_id, float(payload.data.obs[3])) == (2, 77)
+    rounds(sup, 2)
+
+
+def test_info_of_a_last_step_arrives_as_it_was(make_local: Make, group: int) -> None:
+    replies = [(np.ones(2, np.float32), 1.0, True, info) for info in ENDS]
+    sup = make_local([partial(Player, [*replies, (np.zeros(2, np.float32), 2.0, False, {})])] * 4, envs_per_child=group)
+    sup.launch()
+    for number, info in enumerate(ENDS):
+        infos = sup.step_arrays([-1, number, number, -1]).infos
+        assert infos == [{}, info, info, {}]
+        timesteps = step(sup, [number, -1, -1, number])
+        found = [{key: value.item() for key, value in t.info.items()} for t in timesteps]
+        expected = {key.replace(".", "_"): value for key, value in info.items()}
+        assert found == [expected, {}, {}, expected]
+        for values in (infos[1], found[0], found[3]):
+            assert [type(value) for value in values.values()] == [type(value) for value in info.values()]
+        assert [t.done.item() for t in timesteps] == [True, False, False, True]
+        assert [t.reward.item() for t in timesteps] == [1.0, 2.0, 2.0, 1.0]
+
+
+def test_timesteps_of_one_round_share_nothing(make_local: Make, group: int) -> None:
+    sup = make_local(scripted(4, length=2), envs_per_child=group)
+    sup.launch()
+    for _ in range(2):
+        timesteps = step(sup, [1, 2, 3, 4])
+        before = [(t.obs.copy(), t.reward.copy(), t.done.copy(), int(t.env_id)) for t in timesteps[1:]]
+        first = timesteps[0]
+        first.obs[...], first.reward[...], first.done[...], first.env_id[...] = -1, -1, not first.done, 9
+        first.info.note = np.array(1)
+        for t, (obs, reward, done, env_id) in zip(timesteps[1:], before, strict=True):
+            assert np.array_equal(t.obs, obs)
+            assert np.array_equal(t.reward, reward)
+            assert (t.done, t.env_id, list(t.info.keys())) == (done, env_id, [])
+
+
+ACTIONS: list[Any] = [
+    [1, 2, 3, 4],
+    np.array([1, 2, 3, 4]),
+    np.array([[1, 9], [2, 9], [3, 9], [4, 9]])[:, 0],
+    np.array([1, 2, 3, 4], np.int32),
+    [1, np.int64(2), 2**70, -(2**63)],
+    [np.int64(1), "two", True, None],
+]
+
+
+def test_actions_of_any_type_arrive_as_they_are(make_local: Make, group: int) -> None:
+    sup = make_local([Mirror] * 4, envs_per_child=group)
+    sup.launch()
+    for actions in [*ACTIONS, *reversed(ACTIONS)]:
+        timesteps = step(sup, actions)
+        assert [t.info.type.item() for t in timesteps] == [type(action).__name__ for action in actions]
+        assert [t.obs.item() for t in timesteps] == [_python_value(action) for action in actions]
+
+
+def _python_value(action: Any) -> Any:
+    return action.item() if isinstance(action, np.generic) else action
+
+
+class _OneValue(ScriptedEnv):
+    """Observes a single number."""
+
+    observation_space = Box((), np.float32)
+
+    def _observation(self, number: float) -> Any:
+        return np.array(number, np.float32)
+
+
+def test_observations_of_one_number(make_local: Make, group: int) -> None:
+    sup = make_local([_OneValue] * 4, envs_per_child=group)
+    sup.launch()
+    for k in range(7):
+        timesteps = step(sup, [k, k + 1, k + 2, k + 3])
+        assert [(type(t.obs), t.obs.shape, float(t.obs)) for t in timesteps] == [
+            (np.ndarray, (), k + i) for i in range(4)
+        ]
