@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvO
 
 from envsup.arena import TRUNCATED_KEY
 from envsup.arguments import factories_of
+from envsup.errors import WorkerDied
 from envsup.payload import ChildType
 from envsup.sb3_worker import Sb3Factory, has_flat_arrays
 from envsup.values import copy_value
@@ -152,7 +153,12 @@ class SupervisedVecEnv(VecEnv):
     def _ask(self, indices: VecEnvIndices, method: str, *args: Any) -> list[Any]:
         self._rounds.assert_idle(method.removeprefix("vec_"))
         env_ids = [self._all[index] for index in self._get_indices(indices)]
-        return self._supervisor.ask(env_ids, method, *args)
+        try:
+            return self._supervisor.ask(env_ids, method, *args)
+        except WorkerDied:
+            if method == "vec_env_method":
+                raise  # It may have been carried out.
+        return self._supervisor.ask(env_ids, method, *args)  # Of new workers.
 
     def has_attr(self, attr_name: str) -> bool:
         """Whether all environments have an attribute."""
@@ -178,6 +184,7 @@ class SupervisedVecEnv(VecEnv):
 
         Raises:
             Exception: what it raised in the first environment where it raised.
+            WorkerDied: if a worker had died or died meanwhile; the next step says so, too.
             TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
         """
         return self._ask(indices, "vec_env_method", method_name, method_args, method_kwargs)
@@ -191,7 +198,7 @@ class SupervisedVecEnv(VecEnv):
         if self.render_mode != "rgb_array":
             warnings.warn(f"the render mode is {self.render_mode}, and images need 'rgb_array'", stacklevel=2)
             return [None for _ in self._all]
-        return self.env_method("render")
+        return self._ask(None, "vec_render")
 
     # -- closing --
 

@@ -43,6 +43,10 @@ class Sb3Env(AdaptedEnv):
         """Call a method of the environment or of what it wraps."""
         return self._env.get_wrapper_attr(name)(*args, **kwargs)
 
+    def vec_render(self) -> Any:
+        """An image, or whatever the environment renders."""
+        return self._env.render()
+
     def vec_is_wrapped(self, module: str, name: str) -> bool:
         """Whether a wrapper of the class with that name, or of a subclass, is around the environment.
 

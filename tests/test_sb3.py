@@ -73,6 +73,13 @@ def vec() -> Iterator[Vec]:
         env.close(timeout=2)
 
 
+class Killing(Faulty):
+    """Its process dies when it is told to."""
+
+    def die(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Monitored:
     """A factory whose environments Stable-Baselines3's Monitor is around."""
 
@@ -282,16 +289,35 @@ def _forms(batch: Any) -> Any:
     return batch.dtype.kind, batch.shape
 
 
-def test_worker_that_dies_between_two_steps(vec: Vec) -> None:
+@pytest.mark.parametrize("asked", [False, True])
+def test_worker_that_dies_between_two_steps(vec: Vec, asked: bool) -> None:
+    """The next step says so, even if it has been replaced by then, as it was asked for an attribute."""
     env = vec([Faulty] * 2)
     env.reset()
     env.step(np.zeros(2, int))
     os.kill(env.reset_infos[1]["pid"], signal.SIGKILL)
+    if asked:
+        assert env.get_attr("t", indices=1) == [0]
     result: Step = env.step(np.zeros(2, int))
-    obs, _, dones, infos = result
-    assert dones.tolist() == [False, True]
-    assert isinstance(infos[1]["err"], WorkerDied)
+    obs, rewards, dones, infos = result
     assert obs.tolist() == [[0, 2], [0, 0]]
+    assert rewards.tolist() == [1, 0]
+    assert dones.tolist() == [False, True]
+    assert infos[1]["terminal_observation"].tolist() == [0, 1]
+    assert isinstance(infos[1]["err"], WorkerDied)
+
+
+def test_method_of_a_worker_that_has_died_is_not_called_twice(vec: Vec) -> None:
+    env = vec([Killing] * 2)
+    env.reset()
+    with pytest.raises(WorkerDied):
+        env.env_method("die")
+    with pytest.raises(WorkerDied):
+        env.env_method("die", indices=1)
+    _, _, dones, infos = env.step(np.zeros(2, int))
+    assert dones.tolist() == [True, True]
+    assert not any(isinstance(info["err"], AttributeError) for info in infos)
+    assert not env.step(np.zeros(2, int))[2].any()
 
 
 def test_what_was_returned_is_the_callers(vec: Vec) -> None:
