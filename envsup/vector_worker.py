@@ -97,8 +97,7 @@ class AdaptedEnv:
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; returns (observation, info)."""
         obs, info = self._env.reset(**kwargs)
-        if not isinstance(info, dict):
-            raise TypeError(f"reset returned a {type(info).__name__} as info instead of a dict")
+        _check_info("reset", info)
         return self._conform(obs), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
@@ -110,6 +109,7 @@ class AdaptedEnv:
         if type(obs) is not np.ndarray or obs.dtype != self._dtype or obs.shape != self._shape:
             obs = self._conform(obs)
         if terminated or truncated:
+            _check_info("step", info)
             is_exact = type(obs) is Whole or (given is obs and type(obs) is np.ndarray)
             final = given if self._keeps_final and not is_exact else None
             return obs, reward, True, {ENDED: Ended(bool(terminated), bool(truncated), info, final)}
@@ -146,6 +146,11 @@ class AdaptedFactory:
     def __call__(self) -> AdaptedEnv:
         factory, keeps_final = self._arguments
         return AdaptedEnv(factory(), keeps_final)
+
+
+def _check_info(method: str, info: Any) -> None:
+    if not isinstance(info, dict):
+        raise TypeError(f"{method} returned a {type(info).__name__} as info instead of a dict")
 
 
 def _conformer(root: Node) -> Callable[[Any], Any]:

@@ -110,6 +110,7 @@ NEEDED_BY_A_WORKER = [
     "envs",
     "values",
     "vector_worker",
+    "sb3_worker",
     "payload",
     "errors",
     "episode_log",
