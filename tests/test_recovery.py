@@ -401,9 +401,32 @@ def test_fingerprint_is_of_values_and_not_of_their_form() -> None:
         (1.5, np.float32(1.5), np.array(1.5)),
         ({"a": 1, "b": 2}, {"b": np.int8(2), "a": 1}),
         (np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))),
+        # Unpickled arrays have the byte order of the machine: episodes with others were called not deterministic.
+        (np.arange(3, dtype=">i4"), np.arange(3, dtype="<i4")),
     ]
     for values in same:
         assert len({fingerprint(START, value) for value in values}) == 1
+
+
+@pytest.mark.parametrize("kind", ["circle", "references", "digits", "text"])
+def test_what_has_no_fingerprint_does_not_count(kind: str) -> None:
+    # The step that returned such a value raised, and its worker was ended.
+    circle: list[Any] = []
+    circle += [circle, circle]
+    values: dict[str, Any] = {
+        "circle": circle,
+        "references": np.zeros(2, dtype=[("a", object), ("b", int)]),
+        "digits": 10**6000,
+        "text": {Unprintable(): 1},
+    }
+    assert fingerprint(START, values[kind], 1) == fingerprint(START, values[kind], 1) != fingerprint(START, 1)
+
+
+class Unprintable:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise LookupError
 
 
 def test_fingerprint_tells_values_apart() -> None:
