@@ -125,12 +125,11 @@ class ReplayingSupervisor(RecyclingSupervisor):
         self._slots.free(env, request.slots[place])
         self._strand(env, request, request.actions[place], error)
 
-    def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
-        at_work = requests[0].proc_ids[requests[0].answered :] if requests else child.proc_ids
+    def _affected(self, child: Child, cause: EnvRecord, lost: list[Request], error: Exception) -> list[EnvRecord]:
         for env_id in child.proc_ids:
-            if env_id not in at_work:  # It did not end the worker: its episode may be run again once more.
+            if env_id != cause.env_id:  # It did not end the worker: its episode may be run again once more.
                 self._envs[env_id].log.tried = False
-        super().on_lost(child, requests, error)
+        return super()._affected(child, cause, lost, error)
 
     def on_restart(self, child: Child, requests: list[Request], error: Exception) -> None:
         with self._lock:
