@@ -183,8 +183,16 @@ class ReplayingSupervisor(RecyclingSupervisor):
         log.tried = True
         args = [log.seed, log.dynamic_seed, log.params, list(log.actions)]
         sent = SendPayload(env.env_id, "", "_replay_episode", args=args)
-        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._launch_timeout)
+        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._replay_timeout(log))
         env.child.send_call(env.recovery, sent)
+
+    def _replay_timeout(self, log: EpisodeLog) -> Optional[float]:
+        """Seconds to run an episode again: no more than for a launch, nor than its reset and its steps may take."""
+        limit = self._launch_timeout
+        if self._reset_timeout is None or self._step_timeout is None:
+            return limit
+        parts = self._reset_timeout + len(log.actions) * self._step_timeout
+        return parts if limit is None else min(limit, parts)
 
     def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
         if request.method != "replay" or status & FAILED:

@@ -343,10 +343,21 @@ def test_worker_that_dies_while_it_runs_the_episode_again(make_process: Make, tm
     assert step(sup, {0: 20})[0].obs.tolist()[1:] == [0, 1, 20]
 
 
-def test_time_to_run_the_episode_again_is_limited(make_fork: Make, clock: Clock, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"launch_timeout": 10},
+        # A call waited for launch_timeout, or for ever, whatever time a step and a reset had.
+        {"step_timeout": 5, "reset_timeout": 5},
+        {"step_timeout": 5, "reset_timeout": 5, "launch_timeout": None},
+    ],
+)
+def test_time_to_run_the_episode_again_is_limited(
+    make_fork: Make, clock: Clock, tmp_path: Path, limits: dict[str, Any]
+) -> None:
     with Gate() as gate:
         env = partial(_Stuck, tmp_path / "lives", gate=gate, length=9)
-        sup = make_fork(env, recover="replay", launch_timeout=10, clock=clock)
+        sup = make_fork(env, recover="replay", clock=clock, **limits)
         sup.launch()
         sup.step({0: 10})
         kill(sup)
