@@ -47,8 +47,8 @@ def _fonts() -> None:
 # -- returns --
 
 
-def test_recorder_notes_every_episode(make: Make) -> None:
-    sup = make(scripted(2, length=3))
+def test_recorder_notes_every_episode(make_local: Make) -> None:
+    sup = make_local(scripted(2, length=3))
     sup.launch()
     recorder = plot.Recorder(sup)
     play(sup, 7, recorder)
@@ -103,8 +103,8 @@ def test_no_episodes_are_an_empty_picture(tmp_path: Path) -> None:
 # -- step times --
 
 
-def test_step_times_are_read_while_it_runs_and_afterwards(make: Make) -> None:
-    sup = make(scripted(2))
+def test_step_times_are_read_while_it_runs_and_afterwards(make_local: Make) -> None:
+    sup = make_local(scripted(2))
     assert {env_id: len(times) for env_id, times in plot.read_step_times(sup).items()} == {0: 0, 1: 0}
     sup.launch()
     sup.step({0: 1})

@@ -115,8 +115,8 @@ def test_an_episode_that_a_failed_step_cuts_short_has_a_video_of_its_own(library
     assert [frames_of(path) for path in replay_files(tmp_path)[0]][:2] == [2, WHOLE]
 
 
-def test_a_second_run_goes_on_in_the_same_folder(make_local: Make, tmp_path: Path) -> None:
-    sup = make_local([partial(drawing_env, "gymnasium")])
+def test_a_second_run_goes_on_in_the_same_folder(make_fork: Make, tmp_path: Path) -> None:
+    sup = make_fork([partial(drawing_env, "gymnasium")])
     for runs in (1, 2):
         sup.enable_save_replay(str(tmp_path))
         sup.launch()
