@@ -51,6 +51,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         Exception: what building an environment raised.
     """
 
+    closed = True  # Until it is built: gymnasium closes what is collected.
+
     def __init__(
         self,
         env_fns: Iterable[Callable[[], Any]],
@@ -88,6 +90,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self.observation_space, self.single_observation_space = spaces_of(spaces, self.observation_mode)
         check_spaces(traits, self.observation_mode, self.single_observation_space)
         self._batch = ObservationBatch(self.single_observation_space, self.num_envs)
+        self.closed = False
 
     # -- random numbers of the environments --
 
