@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import pickle
+import secrets
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -60,6 +61,7 @@ class CrashFiles:
         self.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise PermissionError(f"crash_dir {str(self.folder)!r} cannot be written to")
+        self._owner = f"{os.getpid()}-{secrets.token_hex(3)}"  # Others may write into it too.
         self._numbers = itertools.count(1)
 
     def write(self, env_id: int, log: EpisodeLog, method: str, error: BaseException, action: Any = _NOTHING) -> None:
@@ -71,7 +73,7 @@ class CrashFiles:
         try:
             told = describe(error).traceback
             episode = FailedEpisode(env_id, method, log.seed, log.dynamic_seed, dict(log.params), actions, told)
-            path = self.folder / f"env{env_id}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{number}.json"
+            path = self.folder / f"env{env_id}-{time.strftime('%Y%m%d-%H%M%S')}-{self._owner}-{number}.json"
             _write(path, _as_json(episode))
         except Exception:
             logger.warning("The failure of environment %s could not be written down.", env_id, exc_info=True)
@@ -88,11 +90,19 @@ def _as_json(episode: FailedEpisode) -> str:
         "method": episode.method,
         "error": episode.error,
         "seed": episode.seed,
-        "reset_param": repr(episode.params),
+        "reset_param": shown(episode.params),
         "steps": len(episode.actions),
         "episode": data,
     }
     return json.dumps(text, indent=1)
+
+
+def shown(value: Any) -> str:
+    """A value as text, whatever it thinks of that."""
+    try:
+        return repr(value)
+    except Exception:
+        return f"<{type(value).__name__}, which cannot be turned into text>"
 
 
 def _write(path: Path, text: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from envsup.child import Child, Request
 from envsup.episode_log import EpisodeLog
 from envsup.lifecycle import Action, Event
-from envsup.payload import RecvPayload
+from envsup.payload import RecvPayload, SendPayload
 from envsup.waiting import Waiting
 
 
@@ -37,6 +37,7 @@ class EnvRecord:
         recovery: the reset that will end that.
         joiners: the blocking calls that wait for it.
         deliver: whether ``recv`` is to return its observation.
+        asked: the request for a reset that this will answer, if the caller made one of its own.
         retry: when to try again, and how.
         waiting_steps: steps that were sent meanwhile.
         lost: why its episode was lost while no request was open; the next step says so.
@@ -65,6 +66,7 @@ class EnvRecord:
         "_recovering",
         "_specials",
         "applied",
+        "asked",
         "begun",
         "child",
         "deliver",
@@ -99,6 +101,7 @@ class EnvRecord:
         self.recovery: Optional[Request] = None
         self.joiners: list[Waiting] = []
         self.deliver = False
+        self.asked: Optional[SendPayload] = None
         self.retry: Optional[tuple[float, Action]] = None
         self.waiting_steps: list[tuple[Request, Any]] = []
         self.prepare_error: Optional[Exception] = None

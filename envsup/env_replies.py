@@ -306,6 +306,7 @@ class EnvReplies(Supervisor):
             if not deliver:
                 owner = SILENT
         if deliver:
+            request.payload, env.asked = request.payload or env.asked, None
             data, slot = self._maker.tree(obs), request.slots[0]
             self._deliver(env.env_id, request, data, Event.STARTED, obs, slot=slot, extra=env.reset_info)
         else:

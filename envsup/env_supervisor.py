@@ -349,10 +349,11 @@ class EnvSupervisor(EnvView):
             env.child.check()
             env.lost = None
         if env.recovering and (env.retry is not None or not env.child.alive):
+            env.asked = payload or env.asked
             self._join(env, owner)
         elif not env.child.alive:
             env.last_error = self._deaths.pop(env_id, None) or env.last_error
-            env.log.usable = False
+            env.log.usable, env.asked = False, payload
             self._join(env, owner)
             env.recovering = True
             self._renew(env)

@@ -83,7 +83,7 @@ class RecoveringSupervisor(EnvRequests):
 
     def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         self._slots.free(env, request.slots[0])
-        owner = request.owner
+        owner, env.asked = request.owner, request.payload or env.asked
         if env.recovering and request is not env.recovery:
             if owner is not SILENT:  # Who asked for a reset need not be told; an earlier recovery did not ask.
                 env.lost = None

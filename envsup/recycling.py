@@ -32,6 +32,7 @@ class RecyclingSupervisor(RecoveringSupervisor):
     ) -> None:
         """Reset an environment, in a new worker if the old one is spent."""
         if self._worker_limits.any and self._is_spent(env):
+            env.asked = payload
             self._recycle(env, owner)
         else:
             self._send_reset(env, owner, payload, by_caller)

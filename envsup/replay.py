@@ -8,16 +8,18 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import importlib
+import io
 import os
 import pdb
 import sys
 import traceback
 from typing import Any, Callable, Optional, Sequence
 
-from envsup.crash_files import FailedEpisode, load
+from envsup.crash_files import FailedEpisode, load, shown
 from envsup.envs import Environment
 from envsup.make import env_fns
 from envsup.options import seconds
+from envsup.progress import NoProgress, Progress, progress_bar
 
 RAN_THROUGH, FAILED_AGAIN, UNUSABLE = range(3)
 
@@ -56,19 +58,20 @@ def factory_of(env: str, api: Any, render_mode: Optional[str]) -> Callable[[], A
     return env_fns(env, 1, api=api, **({"render_mode": render_mode} if render_mode else {}))[0]
 
 
-def run(episode: FailedEpisode, env: Environment, say: Callable[[str], None]) -> None:
+def run(episode: FailedEpisode, env: Environment, say: Callable[[str], None], bar: Progress) -> None:
     """Reset the environment as it was, and give it the same actions; raises what it raises."""
     env._begin_episode(episode.seed, episode.dynamic_seed, episode.params)
     say("reset")
     for t, action in enumerate(episode.actions, 1):
-        say(f"step {t} of {len(episode.actions)}: action {action!r}")
+        say(f"step {t} of {len(episode.actions)}: action {shown(action)}")
         _, reward, done, _ = env.step(action)
-        say(f"  reward {reward!r}{', done' if done else ''}")
+        say(f"  reward {shown(reward)}{', done' if done else ''}")
+        bar.advance()
 
 
 def show(episode: FailedEpisode) -> None:
     """What the file says."""
-    print(f"environment {episode.env_id}, seed {episode.seed}, reset with {episode.params}")
+    print(f"environment {episode.env_id}, seed {episode.seed}, reset with {shown(episode.params)}")
     print(f"failed in {episode.method}, step {len(episode.actions)}:" if episode.actions else "failed in reset:")
     print(f"  {episode.error.strip().splitlines()[-1]}\n", flush=True)
 
@@ -79,7 +82,8 @@ def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) 
     if args.timeout is not None:
         faulthandler.dump_traceback_later(args.timeout, exit=True, file=sys.__stderr__ or 2)
     try:
-        run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)))
+        with progress_bar(len(episode.actions)) if args.quiet else NoProgress(0) as bar:
+            run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)), bar)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         traceback.print_exc()
         if args.pdb:
@@ -94,6 +98,8 @@ def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns the exit status."""
     args = parse_args(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # Errors and actions may hold text that cannot be encoded.
     try:
         episode = load(args.file)
         env = Environment(factory_of(args.env, args.api, args.render_mode)(), episode.env_id, owns_process=True)

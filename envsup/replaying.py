@@ -108,7 +108,8 @@ class ReplayingSupervisor(RecyclingSupervisor):
         if not self._recovers:
             return None
         run_seed = self._env_seed.get(env.env_id)
-        seed = derived_seed(self._run_seed if run_seed is None else run_seed, env.env_id, env.begun)
+        number = env.begun + self._open_resets(env)
+        seed = derived_seed(self._run_seed if run_seed is None else run_seed, env.env_id, number)
         args = [seed, self._env_dynamic_seed, self._reset_param.get(env.env_id, {})]
         return SendPayload(env.env_id, "", "_begin_episode", args=args)
 
@@ -129,6 +130,20 @@ class ReplayingSupervisor(RecyclingSupervisor):
         place = list(request.proc_ids).index(env.env_id)
         self._slots.free(env, request.slots[place])
         self._strand(env, request, request.actions[place], error)
+
+    def _affected(self, child: Child, cause: EnvRecord, lost: list[Request], error: Exception) -> list[EnvRecord]:
+        for env_id in child.proc_ids:
+            if env_id != cause.env_id:  # It did not end the worker: its episode may be run again once more.
+                self._envs[env_id].log.tried = False
+        return super()._affected(child, cause, lost, error)
+
+    def on_restart(self, child: Child, requests: list[Request], error: Exception) -> None:
+        with self._lock:
+            super().on_restart(child, requests, error)
+            for env in map(self._envs.__getitem__, child.proc_ids):
+                if not env.recovering and self._may_replay(env):
+                    env.recovering, env.log.loss = True, error
+                    self._begin_again(env)
 
     def _strand(self, env: EnvRecord, request: Request, action: Any, error: Exception) -> None:
         """A step was lost with its worker: it is tried again when the episode has been run again."""
@@ -174,8 +189,16 @@ class ReplayingSupervisor(RecyclingSupervisor):
         log.tried = True
         args = [log.seed, log.dynamic_seed, log.params, list(log.actions)]
         sent = SendPayload(env.env_id, "", "_replay_episode", args=args)
-        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._launch_timeout)
+        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._replay_timeout(log))
         env.child.send_call(env.recovery, sent)
+
+    def _replay_timeout(self, log: EpisodeLog) -> Optional[float]:
+        """Seconds to run an episode again: no more than for a launch, nor than its reset and its steps may take."""
+        limit = self._launch_timeout
+        if self._reset_timeout is None or self._step_timeout is None:
+            return limit
+        parts = self._reset_timeout + len(log.actions) * self._step_timeout
+        return parts if limit is None else min(limit, parts)
 
     def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
         if request.method != "replay" or status & FAILED:
@@ -210,15 +233,14 @@ class ReplayingSupervisor(RecyclingSupervisor):
         if request is not env.recovery:
             return  # The worker was lost, and another recovery has begun.
         env.log.usable = False
-        if failure is Failure.RAISED and self._is_being_reset(env):
-            self._finish_recovery(env)
+        if failure is Failure.RAISED and self._open_resets(env):
+            self._finish_recovery(env)  # The caller has asked for the next episode.
             return self._send_waiting_steps(env)
         self._retry(env, Action.RESET if failure is Failure.RAISED else Action.RENEW)
 
     @staticmethod
-    def _is_being_reset(env: EnvRecord) -> bool:
-        """Whether the caller has asked for a reset: nobody waits for the old episode any more."""
-        return any(r.method == "reset" and env.env_id in r.proc_ids and not r.expired for r in env.child.open)
+    def _open_resets(env: EnvRecord) -> int:
+        return sum(r.method == "reset" and env.env_id in r.proc_ids and not r.expired for r in env.child.open)
 
     def _give_episode_up(self, env: EnvRecord) -> None:
         """Have the steps that were lost say that the episode was; if there are none, the next one."""

@@ -20,16 +20,20 @@ with warnings.catch_warnings():
     from treevalue import TreeValue
     from treevalue.tree.common import TreeStorage, create_storage
 
+MakeTree = Callable[[TreeStorage], Any]
+
 # Past the class's own call, which is for values that are no storage yet, and costs as much as the rest.
-_make_tree: Callable[[TreeStorage], Any] = partial(type.__call__, tnp.ndarray)
+_make_tree: MakeTree = partial(type.__call__, tnp.ndarray)
 _identifier = cache(identifier)
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
-def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any) -> Any:
+def timestep(
+    obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], env_id: Any, make: MakeTree = _make_tree
+) -> Any:
     """A tree with exactly ``obs, reward, done, info, env_id``; every leaf is an ndarray."""
     array = np.ndarray
-    return _make_tree(
+    return make(
         TreeStorage(
             {
                 "obs": obs if type(obs) is array else node(obs),
@@ -43,7 +47,7 @@ def timestep(obs: Any, reward: Any, done: Any, info: Optional[dict[Any, Any]], e
 
 
 def open_timesteps(
-    obs: list[Any], reward: list[Any], done: list[Any], env_id: list[Any]
+    obs: list[Any], reward: list[Any], done: list[Any], env_id: list[Any], make: MakeTree = _make_tree
 ) -> tuple[list[Any], list[Any]]:
     """Timesteps of arrays that are to be filled in, and their infos, which ``fill_info`` fills; a list of each part."""
     if type(obs[0]) is not np.ndarray:
@@ -51,7 +55,7 @@ def open_timesteps(
     infos = [TreeStorage({}) for _ in obs]
     parts = zip(obs, reward, done, infos, env_id)
     storages = [TreeStorage({"obs": o, "reward": r, "done": d, "info": i, "env_id": e}) for o, r, d, i, e in parts]
-    return list(map(_make_tree, storages)), infos
+    return list(map(make, storages)), infos
 
 
 def fill_info(storage: Any, info: dict[str, bool]) -> None:
@@ -60,10 +64,10 @@ def fill_info(storage: Any, info: dict[str, bool]) -> None:
         storage.set(_identifier(key), np.array(item))
 
 
-def abnormal(info: dict[str, Any], env_id: int) -> Any:
+def abnormal(info: dict[str, Any], env_id: int, make: MakeTree = _make_tree) -> Any:
     """The timestep of a step that failed."""
     nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
-    return _make_tree(create_storage({**nothing, "info": _info(info), "env_id": np.array(env_id)}))
+    return make(create_storage({**nothing, "info": _info(info), "env_id": np.array(env_id)}))
 
 
 def node(value: Any) -> Any:

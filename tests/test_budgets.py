@@ -12,7 +12,7 @@ from helpers_failures import InWorker
 from support import Clock, Make, abnormal, error_of, in_thread, scripted, step, wait_until_waiting
 from worlds import Hoarder
 
-from envsup import EnvState, EnvSupervisor
+from envsup import EnvState, EnvSupervisor, SendPayload
 from envsup.budget import RestartLimit, WorkerLimits, waiting_time
 from envsup.episode_seeds import derived_seed
 from envsup.testing import Gate, ScriptedEnv
@@ -164,6 +164,25 @@ def test_worker_is_replaced_after_resets_of_the_callers_own(make_local: Make) ->
     sup.reset()
     assert sup._children[0].life == 2
     assert sup.ready_obs.tolist() == [[-1, 0, 0, 0]]
+
+
+def test_reset_of_the_callers_own_keeps_its_id(make_local: Make) -> None:
+    # Its reply had another if the worker was replaced for it: who waited for that one waited for ever.
+    sup = make_local(partial(ScriptedEnv, length=1), max_episodes_per_worker=1, auto_reset=False)
+    sup.launch()
+    for req_id in ("mine", "mine too"):
+        sup.step({0: 1})
+        sup.send(SendPayload(0, req_id, "reset"))
+        assert sup.recv(timeout=60).req_id == req_id
+    assert sup._children[0].life == 3
+
+
+def test_reset_that_is_tried_again_keeps_its_id(make_local: Make) -> None:
+    # The reply to the next try had another.
+    sup = make_local(partial(ScriptedEnv, on_reset=("ok", "raise")), max_try=2)
+    sup.launch()
+    sup.send(SendPayload(0, "mine", "reset"))
+    assert sup.recv(timeout=60).req_id == "mine"
 
 
 def test_worker_that_holds_too_much_memory_is_replaced(make_process: Make) -> None:

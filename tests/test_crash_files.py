@@ -52,6 +52,15 @@ def test_threads_write_too(make_local: Make, tmp_path: Path) -> None:
     assert "raised on demand" in found.error
 
 
+def test_supervisors_of_one_process_share_a_folder(make_local: Make, tmp_path: Path) -> None:
+    # What they wrote in the same second had the same name, and only the last of it was left.
+    for _ in range(2):
+        sup = make_local(scripted(1), crash_dir=tmp_path)
+        sup.launch()
+        sup.step_arrays({0: "raise"})
+    assert len(files_of(tmp_path)) == 2
+
+
 def test_failed_reset_writes_its_parameters(make_local: Make, tmp_path: Path) -> None:
     sup = make_local(partial(ScriptedEnv, on_reset=("ok", "raise")), max_try=2, crash_dir=tmp_path)
     sup.launch()
@@ -215,6 +224,37 @@ def test_hang_of_a_replay_shows_the_stack(make_fork: Make, tmp_path: Path, clock
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 1
     assert "_hang" in done.stderr
+
+
+class Shy:
+    """Cannot be turned into text."""
+
+    def __repr__(self) -> str:
+        raise LookupError
+
+
+class Indifferent(ScriptedEnv):
+    """Takes any action and any parameter."""
+
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        """A reset."""
+        return super().reset()
+
+    def step(self, action: Any) -> Any:
+        """A step."""
+        return super().step(1)
+
+
+def test_what_cannot_be_printed_is_no_failure_of_the_environment(tmp_path: Path) -> None:
+    # It was taken for one, or ended the command.
+    log = EpisodeLog(params={"shy": Shy()})
+    CrashFiles(tmp_path).write(0, log, "step", ValueError("\udcff"), Shy())
+    (path,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "envsup", "replay", str(path), "--env", "test_crash_files:Indifferent"]
+    strict = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=strict)
+    assert done.returncode == replay.RAN_THROUGH, done.stderr
+    assert "action <Shy, which cannot be turned into text>" in done.stdout
 
 
 def test_registered_environment_by_its_name(tmp_path: Path) -> None:

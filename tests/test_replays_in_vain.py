@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from helpers_failures import kill_idle
-from support import Make, abnormal, in_thread, observation_of, receive_by_env, scripted, step
+from support import Clock, Make, abnormal, in_thread, observation_of, receive_by_env, scripted, step, wait_until_waiting
 
 from envsup import EnvSupervisor
 from envsup.testing import Gate, ScriptedEnv
@@ -73,8 +73,8 @@ def test_reset_while_a_replay_in_vain_is_in_flight(make_fork: Make) -> None:
     assert step(sup, {1: 30})[0].obs.tolist() == [began[0], began[1], 1, 30]
 
 
-def test_episode_lost_in_its_replay_is_told_once(make_fork: Make, tmp_path: Path) -> None:
-    # Of a worker's second environment it was told twice: by the steps that were lost, and by the next one.
+def test_episode_of_which_the_replay_is_cut_short(make_fork: Make, tmp_path: Path) -> None:
+    # That of the other environment was lost too, and told twice: by the step that was lost, and by the next one.
     with Gate() as gate:
         factories: list[Any] = [partial(Hanging, tmp_path / "lives", gate, length=9), *scripted(1, length=9)]
         sup = make_fork(factories, recover="replay", envs_per_child=2)
@@ -82,14 +82,40 @@ def test_episode_lost_in_its_replay_is_told_once(make_fork: Make, tmp_path: Path
         sup.step({0: 10, 1: 10})
         kill_idle(sup, 0)
         sup.step({0: 20, 1: 20}, block=False)
-        with in_thread(lambda: receive_by_env(sup, 4)) as outcome:
+        with in_thread(lambda: receive_by_env(sup, 3)) as outcome:
             gate.wait_until_reached()
             pid = sup._children[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         told = {i: [(p.method, p.err is None) for p in payloads] for i, payloads in outcome[0].items()}
-        assert told == {i: [("step", False), ("reset", True)] for i in (0, 1)}
-        assert not any(map(abnormal, step(sup, {0: 30, 1: 30})))
+        assert told == {0: [("step", False), ("reset", True)], 1: [("step", True)]}
+        assert [t.obs.tolist()[2:] for t in step(sup, {0: 30, 1: 30})] == [[1, 30], [3, 30]]
+
+
+def test_step_that_kills_every_worker_costs_its_own_episode_alone(make_process: Make) -> None:
+    # The others in the same worker lost theirs too.
+    sup = make_process(scripted(3, length=9), recover="replay", envs_per_child=3)
+    sup.launch()
+    sup.step({0: 10, 1: 10, 2: 10})
+    timesteps = step(sup, {0: 20, 1: "kill", 2: 20})
+    assert [timesteps[i].obs.tolist()[2:] for i in (0, 2)] == [[2, 20]] * 2
+    assert abnormal(timesteps[1])
+
+
+def test_environment_that_hangs_over_and_over_costs_its_own_episodes_alone(make_fork: Make, clock: Clock) -> None:
+    # The second time, that of another in the same worker was lost too, as it had been run again and not gone on.
+    with Gate() as gate:
+        limits = {"step_timeout": 5, "reset_timeout": 5, "retry_type": "renew"}
+        sup = make_fork(scripted(2, gate=gate), recover="replay", envs_per_child=2, clock=clock, max_try=9, **limits)
+        sup.launch()
+        sup.step({0: 10, 1: 10})
+        for _ in range(2):
+            with in_thread(lambda: sup.step({0: "hang"})) as outcome:
+                gate.wait_until_reached()
+                wait_until_waiting(sup)
+                clock.advance(6)
+            assert abnormal(outcome[0][0])
+        assert step(sup, {1: 20})[0].obs.tolist()[2:] == [2, 20]
 
 
 def test_figures_of_an_episode_that_was_run_again_in_part(make_process: Make) -> None:
@@ -102,3 +128,21 @@ def test_figures_of_an_episode_that_was_run_again_in_part(make_process: Make) ->
         sup.step({0: action})
     figures = sup.stats()[0]
     assert (figures.steps, figures.episodes, figures.last_return, figures.last_length) == (5, 1, 15, 5)
+
+
+def test_resets_in_flight_have_seeds_of_their_own(make_fork: Make) -> None:
+    # All of them had the same, as the episodes were counted when they were answered.
+    sup = make_fork(scripted(1), recover="replay")
+    sup.launch()
+    for _ in range(3):
+        sup.reset(block=False)
+    assert len({payload.data[0] for payload in receive_by_env(sup, 3)[0]}) == 3
+
+
+def test_restart_of_a_worker_that_is_idle(make: Make) -> None:
+    # Its environments were stepped without a reset.
+    sup = make(scripted(2, length=9), recover="replay", envs_per_child=2)
+    sup.launch()
+    sup.step({0: 10, 1: 10})
+    sup._children[0].restart()
+    assert [t.obs.tolist()[1:] for t in step(sup, {0: 20, 1: 20})] == [[0, 2, 20]] * 2
