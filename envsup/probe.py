@@ -64,7 +64,7 @@ def learn(env: Any, measure: Measure) -> Learned:
             env.reset()
         found: dict[str, Any] = {name: _read(env, name) for name in _SPACES}
         found.update({name: _read_if_possible(env, name) for name in ("metadata", "spec", "render_mode")})
-        found["of_gymnasium"] = library_of(env) == "gymnasium"
+        found["of_gymnasium"] = library_of(env) == "gymnasium" or bool(getattr(type(env), "truncates", False))
         return Learned(None if measure is None else measure(env), **found)
     finally:
         try:

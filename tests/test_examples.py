@@ -69,6 +69,52 @@ def test_abnormal_steps(tmp_path: Path) -> None:
     assert min(values["drop"], values["bootstrap"]) > 9.8
 
 
+def learned(output: str) -> tuple[list[str], int]:
+    """What cleanrl_ppo printed but for the backend and its time, and how many steps failed."""
+    lines = output.splitlines()
+    totals = re.fullmatch(r"[\d,]+ steps, (\d+) failed, \d+ episodes", lines[-3])
+    assert totals is not None
+    assert re.fullmatch(r"(gymnasium|envsup): [\d.]+ s", lines[-1])
+    return lines[:-1], int(totals[1])
+
+
+def test_cleanrl_ppo_learns_the_same_over_either_backend(tmp_path: Path) -> None:
+    options = "--total-timesteps", "1024", "--num-envs", "4", "--env-backend"
+    over_ours, over_theirs = (run("cleanrl_ppo.py", tmp_path, *options, name) for name in ("envsup", "gymnasium"))
+    assert learned(over_ours) == learned(over_theirs)
+    assert learned(over_ours)[1] == 0
+
+
+def test_cleanrl_ppo_with_steps_that_fail(tmp_path: Path) -> None:
+    options = "--total-timesteps", "1024", "--num-envs", "4", "--crash-rate", "0.05"
+    assert learned(run("cleanrl_ppo.py", tmp_path, *options))[1] > 10
+
+
+def test_cleanrl_ppo_bootstraps_what_came_before_a_failed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import cleanrl_ppo
+    import torch
+
+    args = cleanrl_ppo.Args(gamma=0.5, gae_lambda=1.0)
+    # A step, one that failed, and the reset that follows it; then a step that ends the episode.
+    flags = [[0, 0, 0, 1], [0, 1, 0, 1], [1, 0, 0, 1]]
+    terminated, ended, valid = (torch.tensor(flag, dtype=torch.bool)[:, None] for flag in flags)
+    nothing = torch.zeros(4, 1)
+    rewards = torch.tensor([[1.0], [0.0], [0.0], [1.0]])
+    rollout = cleanrl_ppo.Rollout(nothing, nothing, nothing, rewards, terminated, ended, valid)
+    values = torch.tensor([[10.0], [8.0], [8.0], [6.0], [4.0]])
+    found = cleanrl_ppo.advantages_of(args, rollout, values)
+    assert found.squeeze(-1).tolist() == [1 + 0.5 * 8 - 10, 0, 0, 1 - 6]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("backend", ["gymnasium", "envsup"])
+def test_cleanrl_ppo_reaches_475(tmp_path: Path, backend: str) -> None:
+    output = run("cleanrl_ppo.py", tmp_path, "--env-backend", backend, timeout=500)
+    assert re.search(r"^mean return of the last 100 episodes: (4[789]\d|500)\.", output, re.M)
+
+
 def check_png(path: Path) -> None:
     data = path.read_bytes()
     assert data.startswith(PNG_SIGNATURE)
