@@ -17,12 +17,13 @@ from collections import Counter
 from typing import Any
 
 from envsup import EnvSupervisor, env_fns
+from envsup.progress import Progress, progress_bar
 
 
 class Account:
     """Sends actions, kills workers, and counts what comes back."""
 
-    def __init__(self, sup: EnvSupervisor, steps: int, every: int) -> None:
+    def __init__(self, sup: EnvSupervisor, steps: int, every: int, bar: Progress) -> None:
         self.sup, self.steps, self.every = sup, steps, every
         self.sent: Counter[int] = Counter()
         self.normal: Counter[int] = Counter()
@@ -31,6 +32,7 @@ class Account:
         self.memory: list[int] = []
         self._random = random.Random(0)
         self._total = 0
+        self._bar = bar
 
     def blocking(self) -> None:
         """One step for every environment after the other."""
@@ -69,6 +71,7 @@ class Account:
     def _count(self, env_id: int) -> None:
         self.sent[env_id] += 1
         self._total += 1
+        self._bar.advance()
         if self._total % self.every == 0:
             self._kill()
         if self._total % max(1, self.steps // 10) == 0:
@@ -107,9 +110,9 @@ def main(argv: list[str] | None = None) -> int:
     # A worker that is killed in a reset has failed a try.
     sup = EnvSupervisor(env_fn=env_fns("CartPole-v1", args.num_envs), max_try=5)
     began = time.perf_counter()
-    with sup:
+    with sup, progress_bar(args.steps) as bar:
         sup.launch()
-        account = Account(sup, args.steps, args.every)
+        account = Account(sup, args.steps, args.every, bar)
         account.blocking() if args.blocking else account.asynchronous()
         seconds = time.perf_counter() - began
         pids = [child.pid for child in sup._children]

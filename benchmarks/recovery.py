@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from envsup import EnvSupervisor
+from envsup.progress import tracked
 from envsup.testing import ScriptedEnv
 from probe import ENVS, SLOW, STEP_TIMEOUT
 
@@ -76,7 +77,7 @@ def measure(fault: str, repeats: int, parent_mb: int, start_method: str) -> dict
     sup = EnvSupervisor(env_fn=env_fn, retry_type="renew", max_try=3, mp_ctx=start_method, **limits)
     with sup:
         sup.launch()
-        times = [(*recover(sup, fault), bare()) for _ in range(repeats)]
+        times = [(*recover(sup, fault), bare()) for _ in tracked(range(repeats))]
     assert len(held) == parent_mb << 20
     noticed, recovered, floor = (figures(list(column)) for column in zip(*times, strict=True))
     facts = {"fault": fault, "repeats": repeats, "parent_mb": parent_mb, "start_method": start_method}

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from client import HERE, environment
+from envsup.progress import progress_bar, tracked
 from lane import cores
 from probe import FAULTS, STEP_TIMEOUT
 from recovery import KILLED
@@ -169,20 +170,27 @@ def interpreter(library: str, environments: Path) -> str:
 
 def measured(options: argparse.Namespace) -> list[Outcome]:
     outcomes = []
-    for fault in options.faults:
-        for library in options.libraries:
-            for lane in LIBRARIES[library]:
-                python = interpreter(library, options.environments)
-                outcome = run_probe(python, library, lane, fault, options.limit)
+    lanes = [(library, lane) for library in options.libraries for lane in LIBRARIES[library]]
+    with progress_bar(len(options.faults) * len(lanes)) as bar:
+        for fault in options.faults:
+            for library, lane in lanes:
+                outcome = measure(fault, library, lane, options)
                 if outcome is None:
-                    print(f"left out: {library}: {lane}: it cannot be started")
-                    continue
-                if library == "envsup" and fault != "slow":
-                    repeats = min(options.repeats, 10) if fault in (HANG, STOP) else options.repeats
-                    outcome.recovered = recovery(fault, repeats)["recovered"]
-                print(" | ".join(outcome.row()), flush=True)
-                outcomes.append(outcome)
+                    bar.say(f"left out: {library}: {lane}: it cannot be started")
+                else:
+                    bar.say(" | ".join(outcome.row()))
+                    outcomes.append(outcome)
+                bar.advance()
     return outcomes
+
+
+def measure(fault: str, library: str, lane: str, options: argparse.Namespace) -> Outcome | None:
+    """None if the library cannot be started."""
+    outcome = run_probe(interpreter(library, options.environments), library, lane, fault, options.limit)
+    if outcome is not None and library == "envsup" and fault != "slow":
+        repeats = min(options.repeats, 10) if fault in (HANG, STOP) else options.repeats
+        outcome.recovered = recovery(fault, repeats)["recovered"]
+    return outcome
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -193,7 +201,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 def kills(options: argparse.Namespace) -> list[dict[str, Any]]:
     """A worker that is killed while its parent has little memory, or 300 MB; and other start methods."""
     more = [[], ["--parent-mb", "300"], ["--start-method", "forkserver"], ["--start-method", "spawn"]]
-    return [recovery(KILLED, max(50, options.repeats) if i < 2 else 10, *args) for i, args in enumerate(more)]
+    repeats = max(50, options.repeats)
+    return [recovery(KILLED, repeats if i < 2 else 10, *args) for i, args in enumerate(tracked(more))]
 
 
 def kill_row(result: dict[str, Any]) -> list[str]:

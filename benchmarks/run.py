@@ -16,6 +16,7 @@ from typing import Any
 import plot
 import report
 from client import Client
+from envsup.progress import Progress, progress_bar
 from lane import Sample, cores
 from results import BASE, Result, as_json
 from workloads import WORKLOADS
@@ -98,20 +99,22 @@ def sample(client: Client, result: Result, options: argparse.Namespace) -> None:
         result.note = answer.get("skipped") or f"failed: {answer['failed']}"
 
 
-def in_turn(clients: dict[str, Client], results: list[Result], options: argparse.Namespace) -> None:
+def in_turn(clients: dict[str, Client], results: list[Result], options: argparse.Namespace, bar: Progress) -> None:
     """Every lane once a round, each round from another start, so that no lane always follows the same one."""
     for number in range(options.rounds):
         shift = number * len(results) // options.rounds
         for result in results[shift:] + results[:shift]:
             if not result.note:
                 sample(clients[result.peer], result, options)
+            bar.advance()
 
 
 def measured(clients: dict[str, Client], options: argparse.Namespace) -> Iterator[list[Result]]:
-    for workload in options.workloads:
-        for num_envs in options.num_envs:
-            results = entries(clients, workload, num_envs, options)
-            in_turn(clients, results, options)
+    parts = [entries(clients, workload, count, options) for workload in options.workloads for count in options.num_envs]
+    with progress_bar(options.rounds * sum(map(len, parts))) as bar:
+        for results in parts:
+            in_turn(clients, results, options, bar)
+            bar.close()  # What is printed now is not to run into it.
             yield results
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from gymnasium.vector import AsyncVectorEnv
 
 from envsup import EnvSupervisor
+from envsup.progress import tracked
 from workloads import WORKLOADS
 
 Factories = list[Callable[[], Any]]
@@ -47,7 +48,8 @@ def time_gymnasium(factories: Factories, method: str) -> float:
 def compare(num_envs: int, rounds: int, method: str) -> None:
     """A round before the first is not counted: modules are imported in it."""
     factories = TINY.factories(num_envs)
-    times = [(time_envsup(factories, method), time_gymnasium(factories, method)) for _ in range(rounds + 1)][1:]
+    turns = tracked(range(rounds + 1))
+    times = [(time_envsup(factories, method), time_gymnasium(factories, method)) for _ in turns][1:]
     ours, theirs = (statistics.median(column) for column in zip(*times, strict=True))
     ratio = statistics.median(a / b for a, b in times)
     print(
@@ -78,7 +80,7 @@ def own_memory(pid: int) -> float:
 
 def spawned_worker(rounds: int) -> None:
     seconds, memory = [], []
-    for _ in range(rounds):
+    for _ in tracked(range(rounds)):
         supervisor = EnvSupervisor(env_fn=[partial(Small)], mp_ctx="spawn")
         start = time.perf_counter()
         supervisor.launch()

@@ -16,11 +16,12 @@ from envsup.bench_measure import (
     measure_bare,
     measure_in_turn,
 )
-from envsup.bench_table import conclusion, make_progress, ranking, rows_of, show_table
+from envsup.bench_table import conclusion, ranking, rows_of, show_table
 from envsup.demo_account import one_line
 from envsup.grouping import available_cores
 from envsup.options import at_least, seconds
 from envsup.payload import ChildType
+from envsup.progress import make_progress
 
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:

@@ -1,119 +1,19 @@
-"""What ``python -m envsup bench`` shows: how far it is, a table of what it measured, and what to conclude."""
+"""What ``python -m envsup bench`` shows: a table of what it measured, and what to conclude."""
 
 from __future__ import annotations
 
 import json
-import sys
-import time
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from typing import Any, Mapping, NamedTuple, Optional, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
-from envsup.bench_measure import Clock, Lane, Plan, Result, Setting
+from envsup.bench_measure import Lane, Plan, Result, Setting
 from envsup.demo_table import shows_rich
 from envsup.payload import ChildType
 
 COLUMNS = ("workers", "envs", "per worker", "call", "steps/s", "spread", "x bare")
 _LEFT = ("workers", "call")
-_SILENT = 2.0
 _ABOUT_AS_FAST = 0.95
 _MOST = 3
-
-
-# -- progress --
-
-
-class Progress(ABC):
-    """Shows how many of ``total`` measurements are done, once that has taken two seconds.
-
-    Arguments:
-        total: how often ``advance`` will be called.
-        clock: tells the time in seconds.
-    """
-
-    interval: float
-
-    def __init__(self, total: int, clock: Clock = time.monotonic) -> None:
-        self.total, self.done = total, 0
-        self._clock = clock
-        self._start = clock()
-        self._next = self._start + _SILENT
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def advance(self) -> None:
-        """One more is done."""
-        self.done += 1
-        now = self._clock()
-        if now >= self._next:
-            self._next = now + self.interval
-            self.show((now - self._start) / self.done * (self.total - self.done))
-
-    @abstractmethod
-    def show(self, left: float) -> None:
-        """Show it; about ``left`` seconds are to come."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """It is over, or was cut short."""
-
-
-class LineProgress(Progress):
-    """Prints a line on standard error every ten seconds."""
-
-    interval = 10.0
-
-    def show(self, left: float) -> None:
-        print(f"{self.done} of {self.total} measurements, about {left:.0f} s left", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-class BarProgress(Progress):
-    """A bar on standard error, by ``rich``, which is gone in the end."""
-
-    interval = 0.1
-
-    def __init__(self, total: int, clock: Clock = time.monotonic) -> None:
-        super().__init__(total, clock)
-        self._bar: Optional[Any] = None
-
-    def show(self, left: float) -> None:
-        if self._bar is None:
-            self._bar = self._start_bar()
-        self._bar.update(self._task, completed=self.done, left=f"about {left:.0f} s left", refresh=True)
-
-    def _start_bar(self) -> Any:
-        from rich import progress
-        from rich.console import Console
-
-        columns = (progress.BarColumn(), progress.MofNCompleteColumn(), progress.TextColumn("{task.fields[left]}"))
-        # Neither a thread nor a redirected stream: a worker forked meanwhile would inherit it.
-        bar = progress.Progress(
-            *columns,
-            console=Console(stderr=True),
-            auto_refresh=False,
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._task = bar.add_task("", total=self.total, left="")
-        bar.start()
-        return bar
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def make_progress(total: int) -> Progress:
-    """A bar if ``rich`` is installed and standard error is a terminal, else lines."""
-    return BarProgress(total) if shows_rich(stderr=True) else LineProgress(total)
 
 
 # -- the table --

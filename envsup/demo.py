@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, Optional, Sequence
 
@@ -22,6 +23,7 @@ from envsup.env_supervisor import EnvSupervisor
 from envsup.make import env_fns
 from envsup.options import at_least
 from envsup.payload import ChildType, RecvPayload
+from envsup.video import VideoFile
 
 Policy = Callable[[Any], Any]
 
@@ -30,6 +32,8 @@ MIN_STEPS = 10
 _BALANCED = ("CartPole-v0", "CartPole-v1")
 _GAINS = (0.1, 0.2, 1.0, 0.3)
 _TIMEOUT = 30.0
+_FRAMES, _FPS, _MAX_SIDE = 200, 20, 200
+"""Of a video: frames of a whole run at most, how many are shown in a second, and how large a tile is."""
 
 
 class InjectedFault(RuntimeError):
@@ -109,10 +113,32 @@ class Faults:
         return f"env {env_id}'s worker (pid {pid}) killed"
 
 
+class Film:
+    """Takes pictures of a run: as many steps lie between any two of them."""
+
+    def __init__(self, supervisor: EnvSupervisor, video: VideoFile, steps: int) -> None:
+        self._supervisor = supervisor
+        self._video = video
+        self._every = -(-steps // _FRAMES)
+
+    def after_step(self, received: int) -> None:
+        """Take one if it is time; ``received`` steps have been answered."""
+        if received % self._every == 0:
+            self._video.add(self._supervisor.render_grid(max_side=_MAX_SIDE))
+
+
 class Run:
     """Sends ``steps`` actions to environments that were launched without waiting, and keeps the account."""
 
-    def __init__(self, supervisor: EnvSupervisor, policy: Policy, faults: Optional[Faults], steps: int) -> None:
+    def __init__(
+        self,
+        supervisor: EnvSupervisor,
+        policy: Policy,
+        faults: Optional[Faults],
+        steps: int,
+        film: Optional[Film] = None,
+    ) -> None:
+        self._film = film
         self.account = Account([EnvAccount() for _ in range(supervisor.env_num)])
         self._supervisor = supervisor
         self._policy = policy
@@ -160,10 +186,12 @@ class Run:
         if reply.err is not None:
             env.abnormal += 1
             self._note_error(reply)
-            return
-        env.add(timestep)
-        if not timestep.done:
-            self._act(reply.proc_id, timestep.obs)
+        else:
+            env.add(timestep)
+            if not timestep.done:
+                self._act(reply.proc_id, timestep.obs)
+        if self._film is not None:
+            self._film.after_step(self._received)
 
     def _act(self, env_id: int, observation: Any) -> None:
         if self._sent == self._steps:
@@ -208,16 +236,24 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--type", choices=[kind.value for kind in ChildType], default="process", help="of workers")
     parser.add_argument("--no-faults", action="store_true", help="break nothing")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--render", type=_mp4, metavar="FILE.mp4", help="write a video of all environments")
     args = parser.parse_args(argv)
     args.type = ChildType(args.type)
     args.steps = args.steps or DEFAULT_STEPS[args.type]
     return args
 
 
+def _mp4(text: str) -> str:
+    if not text.endswith(".mp4"):
+        raise argparse.ArgumentTypeError("must end in .mp4")
+    return text
+
+
 def make_supervisor(args: argparse.Namespace) -> EnvSupervisor:
     """The supervisor of the environments that were asked for."""
     shared = args.type is ChildType.PROCESS
-    factories = [partial(Breakable, factory) for factory in env_fns(args.env, args.num_envs)]
+    rendered: dict[str, Any] = {} if args.render is None else {"render_mode": "rgb_array"}
+    factories = [partial(Breakable, factory) for factory in env_fns(args.env, args.num_envs, **rendered)]
     supervisor = EnvSupervisor(
         type_=args.type,
         env_fn=factories,
@@ -231,7 +267,7 @@ def make_supervisor(args: argparse.Namespace) -> EnvSupervisor:
     return supervisor
 
 
-def demonstrate(args: argparse.Namespace, supervisor: EnvSupervisor) -> int:
+def demonstrate(args: argparse.Namespace, supervisor: EnvSupervisor, video: Optional[VideoFile] = None) -> int:
     """Run, close, and print the account; returns the exit status."""
     threads = set(threading.enumerate())
     start = time.monotonic()
@@ -240,7 +276,8 @@ def demonstrate(args: argparse.Namespace, supervisor: EnvSupervisor) -> int:
     with supervisor:
         supervisor.launch(block=False)
         launched = time.monotonic()
-        run = Run(supervisor, policy, faults, args.steps)
+        film = None if video is None else Film(supervisor, video, args.steps)
+        run = Run(supervisor, policy, faults, args.steps, film)
         run.run()
         running = time.monotonic() - launched
     account = run.account
@@ -268,6 +305,15 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except Exception as error:
         print(f"envsup: cannot make {args.env}: {one_line(error)}", file=sys.stderr)
         return 2
+    try:
+        video = None if args.render is None else VideoFile(args.render, _FPS)
+    except (RuntimeError, OSError) as error:
+        print(f"envsup: --render: {one_line(error)}", file=sys.stderr)
+        return 2
     logging.getLogger("envsup").addHandler(logging.NullHandler())  # What it would say is in the table.
     print(f"{args.num_envs} {args.env} environments in {args.type.value} workers, {args.steps:,} steps", flush=True)
-    return demonstrate(args, supervisor)
+    with video or nullcontext():
+        status = demonstrate(args, supervisor, video)
+    if video is not None:
+        print(f"video                {args.render} ({video.frames} frames)")
+    return status

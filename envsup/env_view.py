@@ -9,14 +9,16 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.arguments import AUTO
+from envsup.arguments import AUTO, positive_int
 from envsup.child import Child
 from envsup.envs import read_attribute
+from envsup.frame import Picture
 from envsup.grouping import choose
 from envsup.lifecycle import EnvState
 from envsup.observed import ObservedSupervisor
 from envsup.payload import SendPayload
 from envsup.probe import Learned, check_probe, learn, learn_in_worker
+from envsup.render import captions_of, grid_of
 from envsup.supervisor import _data_of
 from envsup.worker import method_hint
 
@@ -182,6 +184,26 @@ class EnvView(ObservedSupervisor):
             raise AttributeError(f"{method} is private and is not run in a worker")
         payloads = [SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._named_ids(env_id)]
         return _data_of(self._ask(payloads, self._ask_timeout()))
+
+    def render_grid(self, max_side: Optional[int] = None, captions: bool = True) -> Picture:
+        """One picture of all environments, drawn in their workers: side by side, in the order of their ids.
+
+        What a frame is: see docs/seeing.md.  An environment that cannot draw, or fails to, is a dark tile.
+
+        Arguments:
+            max_side: a frame that is higher or wider is made smaller by a whole number.
+            captions: write its id, steps and last return into each tile.  A dark tile has its id and why it is dark in
+                any case.  Nothing is written where pillow is not installed.
+
+        Returns:
+            uint8 of shape ``(height, width, 3)``, RGB.  An environment that takes longer than ``reset_timeout``
+            (``step_timeout`` if there is none) is a dark tile, too.
+        """
+        assert not self.closed, "The env supervisor is closed."
+        side = None if max_side is None else positive_int("max_side", max_side)
+        payloads = [SendPayload(i, method="_render_frame", args=[side]) for i in range(self.env_num)]
+        drawn = [reply.data if reply.err is None else reply.err for reply in self._ask(payloads, self._ask_timeout())]
+        return grid_of(drawn, captions_of(self.stats()) if captions else None)
 
     def set_attr(self, name: str, values: Any, env_id: Union[int, Sequence[int], None] = None) -> None:
         """Set an attribute of the environments in their workers.

@@ -5,7 +5,6 @@ Nothing here imports gym or gymnasium: a worker pays for what its environment im
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import random
@@ -16,7 +15,9 @@ import numpy as np
 from envsup.arena import TRUNCATED_KEY
 from envsup.episode_log import START, fingerprint
 from envsup.errors import InvalidTimestep
+from envsup.frame import frame_of
 from envsup.meter import number_of
+from envsup.recording import record_video
 from envsup.spaces import class_names
 
 
@@ -138,6 +139,10 @@ class Environment:
         self._env = record_video(self._env, os.fspath(replay_path), self._env_id)
         self._step = self._env.step
 
+    def _render_frame(self, max_side: Optional[int]) -> Any:
+        """What the environment looks like now; see ``frame_of``."""
+        return frame_of(self._env, max_side)
+
     def close(self) -> None:
         """Close the environment, if it knows how to."""
         close = getattr(self._env, "close", None)
@@ -248,35 +253,3 @@ def can_be_seeded(env: Any) -> bool:
 
 def _name(env: Any) -> str:
     return type(getattr(env, "unwrapped", env)).__name__
-
-
-def library_of(env: Any) -> Optional[str]:
-    """ "gymnasium" or "gym" if the environment is one of theirs, else None."""
-    roots = {cls.__module__.partition(".")[0] for cls in type(env).__mro__}
-    return next((name for name in ("gymnasium", "gym") if name in roots), None)
-
-
-def record_video(env: Any, folder: str, env_id: int) -> Any:
-    """Wrap ``env`` into its own library's ``RecordVideo``, which writes each episode as an mp4 into ``folder``."""
-    library = library_of(env)
-    if library is None:
-        raise TypeError(f"{_name(env)} has no enable_save_replay method and is no gym or gymnasium environment")
-    mode = getattr(env, "render_mode", None)
-    if mode not in ("rgb_array", "rgb_array_list"):
-        raise RuntimeError(
-            f"saving replays of {_name(env)} needs render_mode='rgb_array' when it is made; it has {mode!r}"
-        )
-    _require_video_writer()
-    wrapper = importlib.import_module(f"{library}.wrappers").RecordVideo
-    return wrapper(env, folder, episode_trigger=_every_episode, name_prefix=f"env{env_id}-{os.getpid()}")
-
-
-def _every_episode(episode: int) -> bool:
-    return True
-
-
-def _require_video_writer() -> None:
-    try:
-        import moviepy  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError("saving replays needs moviepy: pip install 'envsup[video]'") from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from types import MappingProxyType
-from typing import Any, Mapping, Optional
+from typing import Any, Iterable, Mapping, Optional
 
 import numpy as np
 
@@ -63,8 +63,18 @@ def fingerprint(before: int, *values: Any) -> int:
     """A checksum of what was seen so far, ``before``, and of more values.
 
     Numbers count by their value, whether they are numpy's or not; arrays by dtype, shape and content; dicts whatever
-    the order of their keys.  Objects that are no numbers, arrays, text or containers of these do not count.
+    the order of their keys.  Objects that are no numbers, arrays, text or containers of these do not count, nor does
+    a value that cannot be read, as it holds itself or what has no text.
     """
+    for value in values:
+        try:
+            before = _add(before, value)
+        except Exception:
+            before = _add_text(before, "unreadable")
+    return before
+
+
+def _add_all(before: int, values: Iterable[Any]) -> int:
     for value in values:
         before = _add(before, value)
     return before
@@ -75,9 +85,9 @@ def _add(before: int, value: Any) -> int:
         return _add_numpy(before, value)
     if isinstance(value, Mapping):
         parts = sorted(((str(key), item) for key, item in value.items()), key=lambda part: part[0])
-        return fingerprint(_add_text(before, f"dict {len(parts)}"), *(x for part in parts for x in part))
+        return _add_all(_add_text(before, f"dict {len(parts)}"), (x for part in parts for x in part))
     if isinstance(value, (tuple, list)):
-        return fingerprint(_add_text(before, f"sequence {len(value)}"), *value)
+        return _add_all(_add_text(before, f"sequence {len(value)}"), value)
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return _add_text(before, repr(value))
     return before
@@ -85,9 +95,11 @@ def _add(before: int, value: Any) -> int:
 
 def _add_numpy(before: int, value: Any) -> int:
     if value.dtype == object:
-        return fingerprint(before, value.tolist())
+        return _add(before, value.tolist())
     if value.shape == ():
         return _add_text(before, repr(value.item()))
+    if not value.dtype.isnative:  # It arrives in the order of this machine.
+        value = value.astype(value.dtype.newbyteorder("="))
     before = _add_text(before, f"{value.dtype.str} {value.shape}")
     return zlib.crc32(np.ascontiguousarray(value).view(np.uint8).data, before) if value.size else before
 

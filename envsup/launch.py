@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from multiprocessing import util as _multiprocessing_util  # noqa: F401  (its exit handler must be older than ours)
+from multiprocessing import util as multiprocessing_util  # (Its exit handler must be older than ours.)
 from multiprocessing.connection import wait
 from typing import Any, Optional
 
@@ -273,6 +273,7 @@ Started = tuple[int, int, bytes]
 
 def _fork(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
     process = multiprocessing.get_context("fork").Process(target=run_forked, args=(spec, worker_fds))
+    _flush_output()
     pid = os.fork()
     if pid:
         try:
@@ -288,6 +289,14 @@ def _fork(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: t
         code = process._bootstrap()  # type: ignore[attr-defined]
     finally:
         os._exit(code)
+
+
+def _flush_output() -> None:
+    """What this process has printed and not written yet would be written by a forked worker too, when it ends."""
+    try:
+        multiprocessing_util._flush_std_streams()  # type: ignore[attr-defined]
+    except OSError:
+        pass  # Whoever prints next is told.
 
 
 def _spawn(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:

@@ -6,6 +6,8 @@ import functools
 import logging
 from typing import Any, Callable, Optional, TypeVar, cast
 
+import numpy as np
+
 from envsup.child import Child, Request
 from envsup.errors import WorkerSpent
 from envsup.history import History, StateChange, short
@@ -14,6 +16,7 @@ from envsup.memory import resident_bytes
 from envsup.payload import ChildType
 from envsup.poller import Poller
 from envsup.replaying import ReplayingSupervisor
+from envsup.shm import Array
 from envsup.stats import EnvStats, MeterBlock
 from envsup.trace import TraceFile, now, own_row, traced_path
 
@@ -69,6 +72,7 @@ class ObservedSupervisor(ReplayingSupervisor):
         self._history = History()
         self._meters: Optional[MeterBlock] = None
         self._last_stats: dict[int, EnvStats] = {}
+        self._last_step_times: dict[int, Array] = {}
         self._restarts: dict[int, int] = {}
         self._timeouts: dict[int, int] = {}
 
@@ -88,6 +92,13 @@ class ObservedSupervisor(ReplayingSupervisor):
             )
             for env_id, child in self._child_of.items()
         }
+
+    def _step_times(self) -> dict[int, Array]:
+        """Seconds that the latest steps of every environment took, oldest first; see ``EnvStats.step_time``."""
+        meters = self._meters
+        if meters is None:
+            return {env_id: self._last_step_times.get(env_id, np.zeros(0)) for env_id in self._child_of}
+        return {env_id: meters.recent(env_id) for env_id in self._child_of}
 
     @property
     def events(self) -> list[StateChange]:
@@ -109,7 +120,7 @@ class ObservedSupervisor(ReplayingSupervisor):
         for worker, child in enumerate(self._children):
             child.probe = self._meters.probe(worker, trace)
         self._history = History()
-        self._last_stats = {}
+        self._last_stats, self._last_step_times = {}, {}
         self._restarts, self._timeouts = (dict.fromkeys(self._child_of, 0) for _ in range(2))
         self._trace = trace
         if trace is not None:
@@ -125,6 +136,7 @@ class ObservedSupervisor(ReplayingSupervisor):
     def _end_observation(self) -> None:
         """The workers have ended."""
         self._last_stats = {env_id: figures._replace(memory=None) for env_id, figures in self.stats().items()}
+        self._last_step_times = self._step_times()
         self._meters = None
         for child in self._children:
             child.probe = None

@@ -6,8 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
-from envsup.envs import library_of, read_attribute
+from envsup.envs import read_attribute
 from envsup.payload import ChildType, SendPayload
+from envsup.recording import library_of
 from envsup.supervisor import Supervisor
 from envsup.worker import dump
 

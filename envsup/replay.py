@@ -19,6 +19,7 @@ from envsup.crash_files import FailedEpisode, load, shown
 from envsup.envs import Environment
 from envsup.make import env_fns
 from envsup.options import seconds
+from envsup.progress import NoProgress, Progress, progress_bar
 
 RAN_THROUGH, FAILED_AGAIN, UNUSABLE = range(3)
 
@@ -57,7 +58,7 @@ def factory_of(env: str, api: Any, render_mode: Optional[str]) -> Callable[[], A
     return env_fns(env, 1, api=api, **({"render_mode": render_mode} if render_mode else {}))[0]
 
 
-def run(episode: FailedEpisode, env: Environment, say: Callable[[str], None]) -> None:
+def run(episode: FailedEpisode, env: Environment, say: Callable[[str], None], bar: Progress) -> None:
     """Reset the environment as it was, and give it the same actions; raises what it raises."""
     env._begin_episode(episode.seed, episode.dynamic_seed, episode.params)
     say("reset")
@@ -65,6 +66,7 @@ def run(episode: FailedEpisode, env: Environment, say: Callable[[str], None]) ->
         say(f"step {t} of {len(episode.actions)}: action {shown(action)}")
         _, reward, done, _ = env.step(action)
         say(f"  reward {shown(reward)}{', done' if done else ''}")
+        bar.advance()
 
 
 def show(episode: FailedEpisode) -> None:
@@ -80,7 +82,8 @@ def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) 
     if args.timeout is not None:
         faulthandler.dump_traceback_later(args.timeout, exit=True, file=sys.__stderr__ or 2)
     try:
-        run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)))
+        with progress_bar(len(episode.actions)) if args.quiet else NoProgress(0) as bar:
+            run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)), bar)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         traceback.print_exc()
         if args.pdb:

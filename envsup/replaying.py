@@ -131,12 +131,11 @@ class ReplayingSupervisor(RecyclingSupervisor):
         self._slots.free(env, request.slots[place])
         self._strand(env, request, request.actions[place], error)
 
-    def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
-        at_work = requests[0].proc_ids[requests[0].answered :] if requests else child.proc_ids
+    def _affected(self, child: Child, cause: EnvRecord, lost: list[Request], error: Exception) -> list[EnvRecord]:
         for env_id in child.proc_ids:
-            if env_id not in at_work:  # It did not end the worker: its episode may be run again once more.
+            if env_id != cause.env_id:  # It did not end the worker: its episode may be run again once more.
                 self._envs[env_id].log.tried = False
-        super().on_lost(child, requests, error)
+        return super()._affected(child, cause, lost, error)
 
     def on_restart(self, child: Child, requests: list[Request], error: Exception) -> None:
         with self._lock:
@@ -190,8 +189,16 @@ class ReplayingSupervisor(RecyclingSupervisor):
         log.tried = True
         args = [log.seed, log.dynamic_seed, log.params, list(log.actions)]
         sent = SendPayload(env.env_id, "", "_replay_episode", args=args)
-        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._launch_timeout)
+        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._replay_timeout(log))
         env.child.send_call(env.recovery, sent)
+
+    def _replay_timeout(self, log: EpisodeLog) -> Optional[float]:
+        """Seconds to run an episode again: no more than for a launch, nor than its reset and its steps may take."""
+        limit = self._launch_timeout
+        if self._reset_timeout is None or self._step_timeout is None:
+            return limit
+        parts = self._reset_timeout + len(log.actions) * self._step_timeout
+        return parts if limit is None else min(limit, parts)
 
     def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
         if request.method != "replay" or status & FAILED:

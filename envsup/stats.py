@@ -134,6 +134,12 @@ class MeterBlock:
             step_time,
         )
 
+    def recent(self, env_id: int) -> Array:
+        """Seconds that the steps of an environment took, of its worker's last ``RECENT`` frames, oldest first."""
+        header, rows, local = self._places[env_id]
+        written = int(header[0])
+        return _seconds(rows[:, local].copy(), max(0, written - RECENT), written)
+
 
 def _step_time(column: Array, written: int, folded: int) -> tuple[int, Optional[StepTime]]:
     """(steps, what they took) of an environment's column of fields and ring."""

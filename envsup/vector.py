@@ -6,7 +6,6 @@ truncated episode here, and no exception in the training loop.  See docs/gymnasi
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from functools import partial
 from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Union
@@ -15,26 +14,20 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import Space
-from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space, iterate
 
 from envsup.arguments import factories_of, positive_int
-from envsup.collect import StepArrays
-from envsup.env_supervisor import EnvSupervisor
-from envsup.payload import ChildType
 from envsup.vector_answer import StepAnswer
 from envsup.vector_batch import ObservationBatch
 from envsup.vector_modes import AutoresetMode, check_spaces, seeds_of, spaces_of, to_reset
-from envsup.vector_supervisor import Round, VectorSupervisor, WaitTimeout
+from envsup.vector_options import check_options, supervisor_of
+from envsup.vector_rounds import Rounds
 from envsup.vector_worker import AdaptedFactory
 
 __all__ = ["AutoresetMode", "SupervisedVectorEnv", "make_vec"]
 
 StepResult = tuple[Any, npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_], dict[str, Any]]
-
-_OWN = {"self", "env_fn", "auto_reset", "episode_num", "copy_on_get", "timesteps", "max_retry", "kwargs"}
-_OPTIONS = inspect.signature(EnvSupervisor.__init__).parameters.keys() - _OWN
 
 
 class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
@@ -58,6 +51,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         Exception: what building an environment raised.
     """
 
+    closed = True  # Until it is built: gymnasium closes what is collected.
+
     def __init__(
         self,
         env_fns: Iterable[Callable[[], Any]],
@@ -66,19 +61,16 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         observation_mode: Union[str, tuple[Space[Any], Space[Any]]] = "same",
         **supervisor_options: Any,
     ) -> None:
-        unknown = sorted(supervisor_options.keys() - _OPTIONS)
-        if unknown:
-            raise TypeError(f"unknown options: {', '.join(unknown)}; there are {', '.join(sorted(_OPTIONS))}")
+        check_options(supervisor_options)
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.copy = copy
         self.observation_mode = observation_mode
         self._same_step = self.autoreset_mode is AutoresetMode.SAME_STEP
-        self._supervisor = _supervisor_of(list(env_fns), self._same_step, supervisor_options)
+        factories = [AdaptedFactory(factory, self._same_step) for factory in factories_of(list(env_fns))]
+        self._supervisor = supervisor_of(factories, self._same_step, supervisor_options)
+        self._rounds = Rounds(self._supervisor, type(self).__name__)
         self.num_envs = self._supervisor.env_num
         self._all = list(range(self.num_envs))
-        self._round: Optional[Round] = None
-        self._pending = ""
-        self._needs_reset = True
         self._ended: set[int] = set()
         self._fresh: set[int] = set()
         try:
@@ -98,6 +90,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self.observation_space, self.single_observation_space = spaces_of(spaces, self.observation_mode)
         check_spaces(traits, self.observation_mode, self.single_observation_space)
         self._batch = ObservationBatch(self.single_observation_space, self.num_envs)
+        self.closed = False
 
     # -- random numbers of the environments --
 
@@ -136,12 +129,12 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         self, seed: Union[int, Sequence[Optional[int]], None] = None, options: Optional[dict[str, Any]] = None
     ) -> None:
         """Send the resets; ``reset_wait`` returns what comes of them."""
-        self._assert_idle("reset_async")
+        self._rounds.assert_idle("reset_async")
         seeds = seeds_of(seed, self.num_envs)
         options, ids = to_reset(options, self.num_envs)
         param = {} if options is None else {"options": options}
         named = {i: seeds[i] for i in ids if i in seeds}
-        self._begin("reset", [], [], {i: deepcopy(param) for i in ids}, named)
+        self._rounds.begin("reset", [], [], {i: deepcopy(param) for i in ids}, named)
 
     def reset_wait(self, timeout: Optional[float] = None) -> tuple[Any, dict[str, Any]]:
         """Wait for the resets that were sent.
@@ -149,9 +142,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         Raises:
             TimeoutError: if they are not done within ``timeout`` seconds; it may be called again then.
         """
-        ids = self._expect("reset").resets
-        self._finish(timeout)
-        self._needs_reset = False
+        ids = self._rounds.expect("reset").resets
+        self._rounds.finish(timeout)
         self._ended.difference_update(ids)
         self._fresh.difference_update(ids)
         infos: dict[str, Any] = {}
@@ -183,20 +175,19 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
 
     def step_async(self, actions: Any) -> None:
         """Send the steps; ``step_wait`` returns what comes of them."""
-        self._assert_idle("step_async")
-        if self._needs_reset:
-            raise ResetNeeded("call reset() before step()")
+        self._rounds.assert_idle("step_async")
+        self._rounds.assert_reset()
         items: list[Any] = list(iterate(self.action_space, actions))
         if len(items) != self.num_envs:
             raise ValueError(f"there are {len(items)} actions for {self.num_envs} environments")
         if not self._ended:
-            return self._begin("step", self._all, items, {})
+            return self._rounds.begin("step", self._all, items, {})
         if self.autoreset_mode is AutoresetMode.DISABLED:
             raise AssertionError(
                 f"the episodes of {sorted(self._ended)} have ended: reset them by options['reset_mask']"
             )
         ids = [i for i in self._all if i not in self._ended]
-        self._begin("step", ids, [items[i] for i in ids], {i: {} for i in self._ended - self._fresh})
+        self._rounds.begin("step", ids, [items[i] for i in ids], {i: {} for i in self._ended - self._fresh})
 
     def step_wait(self, timeout: Optional[float] = None) -> StepResult:
         """Wait for the steps that were sent.
@@ -204,8 +195,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         Raises:
             TimeoutError: if they are not done within ``timeout`` seconds; it may be called again then.
         """
-        env_ids = self._expect("step").env_ids
-        arrays = self._finish(timeout)
+        env_ids = self._rounds.expect("step").env_ids
+        arrays = self._rounds.finish(timeout)
         answer = StepAnswer(self._supervisor, self._batch, self._same_step)
         answer.take(env_ids, arrays)
         answer.take_resets(sorted(self._ended))
@@ -214,51 +205,6 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         for env_id, info in answer.told():
             infos = self._add_info(infos, info, env_id)
         return self._batch.batched(self.copy), answer.rewards, answer.terminations, answer.truncations, infos
-
-    # -- rounds --
-
-    def _begin(
-        self,
-        what: str,
-        env_ids: Sequence[int],
-        actions: Sequence[Any],
-        resets: Mapping[int, dict[str, Any]],
-        seeds: Optional[dict[int, int]] = None,
-    ) -> None:
-        try:
-            self._round = self._supervisor.begin(env_ids, actions, resets, seeds)
-        except BaseException:
-            self._needs_reset = True
-            raise
-        self._pending = what
-
-    def _expect(self, what: str) -> Round:
-        self._assert_open()
-        if self._round is None or self._pending != what:
-            raise NoAsyncCallError(f"{what}_wait was called without {what}_async before it", what)
-        return self._round
-
-    def _finish(self, timeout: Optional[float]) -> Optional[StepArrays]:
-        assert self._round is not None
-        try:
-            arrays = self._supervisor.finish(self._round, timeout)
-        except TimeoutError as error:
-            raise WaitTimeout(f"{self._pending}_wait: {error}") from None
-        except BaseException:
-            self._round, self._needs_reset = None, True
-            raise
-        self._round = None
-        return arrays
-
-    def _assert_open(self) -> None:
-        if self.closed or self._supervisor.closed:
-            raise ClosedEnvironmentError(f"the {type(self).__name__} is closed")
-
-    def _assert_idle(self, what: str) -> None:
-        self._assert_open()
-        if self._round is not None:
-            pending = self._pending
-            raise AlreadyPendingCallError(f"{what} was called before {pending}_wait for {pending}_async", pending)
 
     # -- the environments themselves --
 
@@ -269,7 +215,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             Exception: what it raised in the first environment where it raised.
             TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
         """
-        self._assert_idle("call")
+        self._rounds.assert_idle("call")
         return tuple(self._supervisor.call("vector_call", name, args, kwargs))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -282,7 +228,7 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
         Arguments:
             values: a list or tuple with one for each environment, or one for all.
         """
-        self._assert_idle("set_attr")
+        self._rounds.assert_idle("set_attr")
         self._supervisor.assign(name, values)
 
     def render(self) -> tuple[Any, ...]:
@@ -296,17 +242,8 @@ class SupervisedVectorEnv(VectorEnv[Any, Any, np.ndarray[Any, Any]]):
             timeout: seconds that they have for that, 10 by default.
             terminate: do not wait for them.
         """
-        self._round = None
+        self._rounds.forget()
         self._supervisor.close(0.0 if terminate else timeout)
-
-
-def _supervisor_of(env_fns: list[Callable[[], Any]], same_step: bool, options: dict[str, Any]) -> VectorSupervisor:
-    factories = [AdaptedFactory(factory, same_step) for factory in factories_of(env_fns)]
-    defaults: dict[str, Any] = {}
-    if options.get("type_") == ChildType.THREAD:
-        defaults = {"shared_memory": False, "copy_on_get": False}
-    fixed = {"env_fn": factories, "auto_reset": same_step, "timesteps": False}
-    return VectorSupervisor(**{**defaults, **options, **fixed})
 
 
 def make_vec(

@@ -43,8 +43,7 @@ class StepAnswer:
         """Take what came of the steps of ``env_ids``, if there were any."""
         if arrays is None:
             return self._batch.renew()
-        # What was seen last, whatever the supervisor has seen since of a new episode.
-        last_good = {row: self._batch.row(env_ids[row]) for row, failed in enumerate(arrays.failed.tolist()) if failed}
+        last_good = last_good_of(self._batch, env_ids, arrays)
         self._batch.set_rows(env_ids, arrays.obs)
         if len(env_ids) == len(self.rewards):
             self.rewards = arrays.reward
@@ -54,22 +53,19 @@ class StepAnswer:
             if not info:
                 continue
             if row in last_good:
-                self._fail(env_ids[row], info["err"], last_good[row])
+                self._fail(env_ids[row], failure_of(info), last_good[row])
             elif ENDED in info:
-                ended: Ended = info[ENDED]
-                final = row_of(arrays.obs, row) if ended.final_obs is None else ended.final_obs
-                self._end(env_ids[row], ended, final)
+                self._end(env_ids[row], info[ENDED], final_obs_of(arrays, row))
             else:
                 self._told.append((env_ids[row], info))
 
-    def _fail(self, env_id: int, error: BaseException, last_good: Any) -> None:
+    def _fail(self, env_id: int, failure: Ended, last_good: Any) -> None:
         """The step of an environment failed; whatever the mode, it has been reset."""
-        failure = {"abnormal": True, "err": error}
         self._batch.put(env_id, last_good)
         self.fresh.add(env_id)
         if self._same_step:
-            self._told.append((env_id, failure))
-        self._end(env_id, Ended(False, True, failure), last_good)
+            self._told.append((env_id, failure.info))
+        self._end(env_id, failure, last_good)
 
     def _end(self, env_id: int, ended: Ended, final_obs: Any) -> None:
         """The episode of an environment has ended."""
@@ -94,3 +90,22 @@ class StepAnswer:
     def told(self) -> list[tuple[int, dict[Any, Any]]]:
         """(environment, an info of its), by environment: the first decides of what dtype a key is."""
         return sorted(self._told, key=itemgetter(0))
+
+
+def last_good_of(batch: ObservationBatch, env_ids: Sequence[int], arrays: StepArrays) -> dict[int, Any]:
+    """For each row that failed a copy of what was seen last, whatever the supervisor has seen since of a new episode.
+
+    To be called before ``batch`` is given what the step returned.
+    """
+    return {row: batch.row(env_ids[row]) for row, failed in enumerate(arrays.failed.tolist()) if failed}
+
+
+def failure_of(info: dict[Any, Any]) -> Ended:
+    """How the episode ended whose step failed with ``info``: it was cut off."""
+    return Ended(False, True, {"abnormal": True, "err": info["err"]})
+
+
+def final_obs_of(arrays: StepArrays, row: int) -> Any:
+    """The observation of the step that ended an episode; it may be a view of that row."""
+    ended: Ended = arrays.infos[row][ENDED]
+    return row_of(arrays.obs, row) if ended.final_obs is None else ended.final_obs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from typing import Any, Optional, Sequence
+from typing import Any, Callable, Optional, Sequence
 
 import numpy as np
 from gymnasium.vector.utils import concatenate, create_empty_array
@@ -22,13 +22,14 @@ class ObservationBatch:
     Arguments:
         space: of a single environment.
         num_envs: how many there are.
+        has_arrays: tells of a layout whether it is to have an array for each leaf.
     """
 
-    def __init__(self, space: Any, num_envs: int) -> None:
+    def __init__(self, space: Any, num_envs: int, has_arrays: Callable[[Node], bool] = is_fixed) -> None:
         layout = layout_of(space)
         self._space = space
         self._root: Node = layout.root
-        self._is_fixed = is_fixed(layout.root)
+        self._is_fixed = has_arrays(layout.root)
         shapes = [((num_envs, *leaf.shape), leaf.dtype) for leaf in layout.leaves] if self._is_fixed else []
         self._leaves: list[Array] = [np.zeros(*shape) for shape in shapes]
         self._items: list[Any] = [] if self._is_fixed else [None] * num_envs
@@ -78,9 +79,13 @@ class ObservationBatch:
         """All observations; ``copy``: they are the caller's for good."""
         if self._is_fixed:
             return assemble(self._root, [leaf.copy() for leaf in self._leaves] if copy else self._leaves)
-        out: Any = create_empty_array(self._space, n=len(self._items), fn=np.zeros)
-        batch = concatenate(self._space, self._items, out)
+        batch = self.joined(self._items)
         return deepcopy(batch) if copy else batch
+
+    def joined(self, items: Sequence[Any]) -> Any:
+        """Observations that have no fixed form, put together."""
+        out: Any = create_empty_array(self._space, n=len(items), fn=np.zeros)
+        return concatenate(self._space, items, out)
 
 
 def row_of(rows: Any, index: int) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, Mapping, Optional, Sequence
 from envsup.collect import ArrayCollector, StepArrays
 from envsup.env_supervisor import EnvSupervisor
 from envsup.payload import RecvPayload, SendPayload
+from envsup.supervisor import _data_of
 from envsup.vector_worker import Traits
 from envsup.waiting import Waiting
 
@@ -58,6 +59,15 @@ class VectorSupervisor(EnvSupervisor):
     def assign(self, name: str, values: Any) -> None:
         """Set an attribute of the environments, be it private."""
         self._set_attributes(name, values, range(self.env_num))
+
+    def ask(self, env_ids: Sequence[int], method: str, *args: Any) -> list[Any]:
+        """Call a method of the adapted environments; returns what it did, in the order of ``env_ids``.
+
+        Raises:
+            Exception: what it raised in the first environment where it raised.
+        """
+        payloads = [SendPayload(env_id, method=method, args=list(args)) for env_id in env_ids]
+        return _data_of(self._ask(payloads, self._ask_timeout())) if payloads else []
 
     def begin(
         self, env_ids: Sequence[int], actions: Sequence[Any], resets: Mapping[int, dict[str, Any]], seeds: Any = None

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from envsup.envs import read_attribute
+from envsup.frame import frame_of
 from envsup.spaces import Leaf, Node, fits, is_fixed, layout_of
 from envsup.values import copy_value
 
@@ -96,8 +97,7 @@ class AdaptedEnv:
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """Reset the environment; returns (observation, info)."""
         obs, info = self._env.reset(**kwargs)
-        if not isinstance(info, dict):
-            raise TypeError(f"reset returned a {type(info).__name__} as info instead of a dict")
+        _check_info("reset", info)
         return self._conform(obs), info
 
     def step(self, action: Any) -> tuple[Any, ...]:
@@ -109,6 +109,7 @@ class AdaptedEnv:
         if type(obs) is not np.ndarray or obs.dtype != self._dtype or obs.shape != self._shape:
             obs = self._conform(obs)
         if terminated or truncated:
+            _check_info("step", info)
             is_exact = type(obs) is Whole or (given is obs and type(obs) is np.ndarray)
             final = given if self._keeps_final and not is_exact else None
             return obs, reward, True, {ENDED: Ended(bool(terminated), bool(truncated), info, final)}
@@ -127,6 +128,10 @@ class AdaptedEnv:
         value = read_attribute(self._env, name)
         return value(*args, **kwargs) if callable(value) else value
 
+    def _render_frame(self, max_side: Optional[int]) -> Any:
+        """What the environment looks like now; see ``frame_of``."""
+        return frame_of(self._env, max_side)
+
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
@@ -141,6 +146,11 @@ class AdaptedFactory:
     def __call__(self) -> AdaptedEnv:
         factory, keeps_final = self._arguments
         return AdaptedEnv(factory(), keeps_final)
+
+
+def _check_info(method: str, info: Any) -> None:
+    if not isinstance(info, dict):
+        raise TypeError(f"{method} returned a {type(info).__name__} as info instead of a dict")
 
 
 def _conformer(root: Node) -> Callable[[Any], Any]:

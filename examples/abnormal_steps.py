@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 
 from envsup import EnvSupervisor
+from envsup.progress import tracked
 
 DISCOUNT = 0.9
 WAYS = ("terminal", "drop", "bootstrap")
@@ -67,7 +68,7 @@ def learn(way: str, steps: int, num_envs: int, rate: float) -> tuple[float, int]
     with EnvSupervisor(env_fn=[lambda: Paying(rate)] * num_envs, mp_ctx="fork") as sup:
         sup.seed(0)
         sup.launch()
-        for _ in range(steps // num_envs):
+        for _ in tracked(range(steps // num_envs)):
             for timestep in sup.step([0] * num_envs):
                 goal = target(timestep, value, way)
                 failed += "abnormal" in timestep.info

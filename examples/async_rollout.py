@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envsup import ChildType, EnvSupervisor
+from envsup.progress import progress_bar
 
 MIN_SLEEP, MAX_SLEEP = 0.001, 0.010
 
@@ -38,18 +39,20 @@ def rollout(supervisor: EnvSupervisor, steps: int) -> tuple[Counter[int], Counte
     """Collect `steps` timesteps in the order they arrive; count the steps and the episodes of each environment."""
     taken: Counter[int] = Counter()
     episodes: Counter[int] = Counter()
-    while taken.total() < steps:
-        reply = supervisor.recv()
-        env_id = reply.proc_id
-        if reply.method == "step":
-            taken[env_id] += 1
-            if reply.err is not None or reply.data.done:
-                # The environment is reset by itself; its first observation arrives as a reply of its own.
-                episodes[env_id] += reply.err is None
-                continue
-            supervisor.step({env_id: balance(reply.data.obs)}, block=False)
-        elif reply.method == "reset":
-            supervisor.step({env_id: balance(reply.data)}, block=False)
+    with progress_bar(steps) as bar:
+        while taken.total() < steps:
+            reply = supervisor.recv()
+            env_id = reply.proc_id
+            if reply.method == "step":
+                taken[env_id] += 1
+                bar.advance()
+                if reply.err is not None or reply.data.done:
+                    # The environment is reset by itself; its first observation arrives as a reply of its own.
+                    episodes[env_id] += reply.err is None
+                    continue
+                supervisor.step({env_id: balance(reply.data.obs)}, block=False)
+            elif reply.method == "reset":
+                supervisor.step({env_id: balance(reply.data)}, block=False)
     return taken, episodes
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envsup import ChildType, EnvSupervisor, env_fns
+from envsup.progress import progress_bar
 
 
 def balance(observations: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
@@ -22,17 +23,17 @@ def rollout(supervisor: EnvSupervisor, steps: int) -> list[float]:
     """Take at least `steps` environment steps; return the return of each episode that ended."""
     finished: list[float] = []
     running = np.zeros(supervisor.env_num)
-    taken = 0
-    while taken < steps:
-        actions = balance(supervisor.ready_obs)
-        # Rows of ready_obs fit ready_obs_id; an episode that ends is reset before step returns.
-        for timestep in supervisor.step(dict(zip(supervisor.ready_obs_id, actions, strict=True))):
-            taken += 1
-            env_id = int(timestep.env_id)
-            running[env_id] += float(timestep.reward)
-            if timestep.done:
-                finished.append(float(running[env_id]))
-                running[env_id] = 0.0
+    with progress_bar(steps) as bar:
+        while bar.done < steps:
+            actions = balance(supervisor.ready_obs)
+            # Rows of ready_obs fit ready_obs_id; an episode that ends is reset before step returns.
+            for timestep in supervisor.step(dict(zip(supervisor.ready_obs_id, actions, strict=True))):
+                bar.advance()
+                env_id = int(timestep.env_id)
+                running[env_id] += float(timestep.reward)
+                if timestep.done:
+                    finished.append(float(running[env_id]))
+                    running[env_id] = 0.0
     return finished
 
 

@@ -13,6 +13,7 @@ import gymnasium
 import numpy as np
 
 from envsup import EnvSupervisor
+from envsup.progress import progress_bar
 
 FAULTS = ("none", "kill", "raise", "hang")
 
@@ -74,12 +75,14 @@ def describe(error: BaseException) -> str:
 def run(supervisor: EnvSupervisor, rounds: int) -> list[Tally]:
     """Step every environment once per round; print each abnormal timestep as it arrives."""
     tallies = [Tally() for _ in FAULTS]
-    for number in range(1, rounds + 1):
-        for timestep in supervisor.step({env_id: 0 for env_id in supervisor.ready_obs_id}):
-            env_id = int(timestep.env_id)
-            tallies[env_id].add(timestep)
-            if timestep.info.get("abnormal", False):
-                print(f"round {number:2} {FAULTS[env_id]:5} {describe(timestep.info.err.item())}")
+    with progress_bar(rounds) as bar:
+        for number in range(1, rounds + 1):
+            for timestep in supervisor.step({env_id: 0 for env_id in supervisor.ready_obs_id}):
+                env_id = int(timestep.env_id)
+                tallies[env_id].add(timestep)
+                if timestep.info.get("abnormal", False):
+                    bar.say(f"round {number:2} {FAULTS[env_id]:5} {describe(timestep.info.err.item())}")
+            bar.advance()
     return tallies
 
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from envsup import ChildType, EnvSupervisor, env_fns
+from envsup.progress import progress_bar
 
 Array = npt.NDArray[Any]
 
@@ -232,21 +233,22 @@ def train(supervisor: EnvSupervisor, steps: int, target: float) -> Collector:
     collector = Collector(supervisor, model, observation_size)
     start = time.perf_counter()
     iteration = 0
-    while collector.steps < steps and not collector.history.reached(target):
-        optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - collector.steps / steps)
-        update(make_batch(collector.collect(ROLLOUT_LENGTH), model), model, optimizer)
-        iteration += 1
-        if iteration % 40 == 0:
-            report(collector, time.perf_counter() - start)
+    with progress_bar(steps) as bar:
+        while collector.steps < steps and not collector.history.reached(target):
+            optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - collector.steps / steps)
+            update(make_batch(collector.collect(ROLLOUT_LENGTH), model), model, optimizer)
+            iteration += 1
+            if iteration % 40 == 0:
+                bar.say(report(collector, time.perf_counter() - start))
+            bar.advance(collector.steps - bar.done)
     return collector
 
 
-def report(collector: Collector, seconds: float) -> None:
+def report(collector: Collector, seconds: float) -> str:
     history = collector.history
-    print(
+    return (
         f"{collector.steps:8,} steps  {len(history.returns):5} episodes  mean return {history.mean_return():6.1f}  "
-        f"{collector.steps / seconds:6,.0f} steps/s",
-        flush=True,
+        f"{collector.steps / seconds:6,.0f} steps/s"
     )
 
 

@@ -38,7 +38,7 @@ def check_sdist(path: Path) -> None:
     with tarfile.open(path) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()}
     assert names >= SOURCES, SOURCES - names
-    unwanted = {name for name in names if name.startswith("benchmarks/results") or name.endswith((".pyc", ".json"))}
+    unwanted = {name for name in names if name.startswith("benchmarks/results/") or name.endswith((".pyc", ".json"))}
     assert not unwanted, unwanted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Callable
 
@@ -41,28 +42,30 @@ def both(decide: Callable[[EnvRetryType], Action]) -> list[str]:
 def steps() -> str:
     """What follows a step."""
 
-    def last(retry_type: EnvRetryType) -> Action:
-        return after_step(Policy(retry_type, episode_num=1), True, 1)
+    def ended(kind: EnvRetryType, episodes: int = 1, auto_reset: bool = True) -> Action:
+        return after_step(Policy(kind, auto_reset=auto_reset, episode_num=2), True, episodes)
+
+    def failed(kind: EnvRetryType, failure: Failure) -> Action:
+        return after_step(Policy(kind), False, 0, failure)
 
     rows = [
         ["nothing: the episode goes on", *both(lambda kind: after_step(Policy(kind), False, 0))],
-        ["the end of an episode", *both(lambda kind: after_step(Policy(kind), True, 1))],
-        ["the end of episode `episode_num`", *both(last)],
-        ["the same with `auto_reset=False`", *both(lambda kind: after_step(Policy(kind, auto_reset=False), True, 1))],
+        ["the end of an episode", *both(ended)],
+        ["the end of episode `episode_num`", *both(partial(ended, episodes=2))],
+        ["the end of an episode, with `auto_reset=False`", *both(partial(ended, auto_reset=False))],
+        *([failure.value, *both(partial(failed, failure=failure))] for failure in Failure),
     ]
-    rows += [[f.value, *both(lambda kind, f=f: after_step(Policy(kind), False, 0, f))] for f in Failure]
     return table(["a step brought", *_kinds()], rows)
 
 
 def resets() -> str:
     """What follows a reset that failed."""
-    rows = [[f.value, *both(lambda kind, f=f: after_reset(Policy(kind, max_try=2), 1, f))] for f in Failure]
-    rows.append(
-        [
-            "any of these, `max_try` times in a row",
-            *both(lambda kind: after_reset(Policy(kind, max_try=2), 2, Failure.RAISED)),
-        ]
-    )
+
+    def failed(kind: EnvRetryType, failure: Failure = Failure.RAISED, tries: int = 1) -> Action:
+        return after_reset(Policy(kind, max_try=2), tries, failure)
+
+    rows = [[failure.value, *both(partial(failed, failure=failure))] for failure in Failure]
+    rows.append(["any of these, `max_try` times in a row", *both(partial(failed, tries=2))])
     return table(["a reset failed", *_kinds()], rows)
 
 

@@ -33,7 +33,8 @@ from envsup.bench_measure import (
     rate_of,
     rate_of_call,
 )
-from envsup.bench_table import BarProgress, LineProgress, conclusion, plain_table, python_line, ranking, rows_of
+from envsup.bench_table import conclusion, plain_table, python_line, ranking, rows_of
+from envsup.progress import BarProgress, LineProgress
 from envsup.testing import ScriptedEnv, ScriptedError
 
 PROCESS, THREAD = ChildType.PROCESS, ChildType.THREAD

@@ -110,6 +110,7 @@ NEEDED_BY_A_WORKER = [
     "envs",
     "values",
     "vector_worker",
+    "sb3_worker",
     "payload",
     "errors",
     "episode_log",
@@ -123,6 +124,8 @@ NEEDED_BY_A_WORKER = [
     "meter",
     "trace",
     "hosting",
+    "frame",
+    "recording",
     "testing_env",
     "testing_faults",
 ]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -318,3 +321,15 @@ def test_error_of_close_is_nobodys_problem(make_local: Make) -> None:
 def _close_raises() -> ScriptedEnv:
     env = ScriptedEnv(on_close="raise")
     return env
+
+
+def test_what_was_printed_before_is_not_printed_by_forked_workers_too() -> None:
+    code = (
+        "from envsup import EnvSupervisor; from envsup.testing import ScriptedEnv\n"
+        "print('once')\n"
+        "with EnvSupervisor(env_fn=[ScriptedEnv] * 2, mp_ctx='fork', timesteps=False) as sup: sup.launch()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "once\n"), done.stderr

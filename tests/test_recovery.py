@@ -343,10 +343,21 @@ def test_worker_that_dies_while_it_runs_the_episode_again(make_process: Make, tm
     assert step(sup, {0: 20})[0].obs.tolist()[1:] == [0, 1, 20]
 
 
-def test_time_to_run_the_episode_again_is_limited(make_fork: Make, clock: Clock, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"launch_timeout": 10},
+        # A call waited for launch_timeout, or for ever, whatever time a step and a reset had.
+        {"step_timeout": 5, "reset_timeout": 5},
+        {"step_timeout": 5, "reset_timeout": 5, "launch_timeout": None},
+    ],
+)
+def test_time_to_run_the_episode_again_is_limited(
+    make_fork: Make, clock: Clock, tmp_path: Path, limits: dict[str, Any]
+) -> None:
     with Gate() as gate:
         env = partial(_Stuck, tmp_path / "lives", gate=gate, length=9)
-        sup = make_fork(env, recover="replay", launch_timeout=10, clock=clock)
+        sup = make_fork(env, recover="replay", clock=clock, **limits)
         sup.launch()
         sup.step({0: 10})
         kill(sup)
@@ -401,9 +412,32 @@ def test_fingerprint_is_of_values_and_not_of_their_form() -> None:
         (1.5, np.float32(1.5), np.array(1.5)),
         ({"a": 1, "b": 2}, {"b": np.int8(2), "a": 1}),
         (np.arange(6).reshape(2, 3), np.asfortranarray(np.arange(6).reshape(2, 3))),
+        # Unpickled arrays have the byte order of the machine: episodes with others were called not deterministic.
+        (np.arange(3, dtype=">i4"), np.arange(3, dtype="<i4")),
     ]
     for values in same:
         assert len({fingerprint(START, value) for value in values}) == 1
+
+
+@pytest.mark.parametrize("kind", ["circle", "references", "digits", "text"])
+def test_what_has_no_fingerprint_does_not_count(kind: str) -> None:
+    # The step that returned such a value raised, and its worker was ended.
+    circle: list[Any] = []
+    circle += [circle, circle]
+    values: dict[str, Any] = {
+        "circle": circle,
+        "references": np.zeros(2, dtype=[("a", object), ("b", int)]),
+        "digits": 10**6000,
+        "text": {Unprintable(): 1},
+    }
+    assert fingerprint(START, values[kind], 1) == fingerprint(START, values[kind], 1) != fingerprint(START, 1)
+
+
+class Unprintable:
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise LookupError
 
 
 def test_fingerprint_tells_values_apart() -> None:

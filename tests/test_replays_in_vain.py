@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from helpers_failures import kill_idle
-from support import Make, abnormal, in_thread, observation_of, receive_by_env, scripted, step
+from support import Clock, Make, abnormal, in_thread, observation_of, receive_by_env, scripted, step, wait_until_waiting
 
 from envsup import EnvSupervisor
 from envsup.testing import Gate, ScriptedEnv
@@ -100,6 +100,22 @@ def test_step_that_kills_every_worker_costs_its_own_episode_alone(make_process: 
     timesteps = step(sup, {0: 20, 1: "kill", 2: 20})
     assert [timesteps[i].obs.tolist()[2:] for i in (0, 2)] == [[2, 20]] * 2
     assert abnormal(timesteps[1])
+
+
+def test_environment_that_hangs_over_and_over_costs_its_own_episodes_alone(make_fork: Make, clock: Clock) -> None:
+    # The second time, that of another in the same worker was lost too, as it had been run again and not gone on.
+    with Gate() as gate:
+        limits = {"step_timeout": 5, "reset_timeout": 5, "retry_type": "renew"}
+        sup = make_fork(scripted(2, gate=gate), recover="replay", envs_per_child=2, clock=clock, max_try=9, **limits)
+        sup.launch()
+        sup.step({0: 10, 1: 10})
+        for _ in range(2):
+            with in_thread(lambda: sup.step({0: "hang"})) as outcome:
+                gate.wait_until_reached()
+                wait_until_waiting(sup)
+                clock.advance(6)
+            assert abnormal(outcome[0][0])
+        assert step(sup, {1: 20})[0].obs.tolist()[2:] == [2, 20]
 
 
 def test_figures_of_an_episode_that_was_run_again_in_part(make_process: Make) -> None:

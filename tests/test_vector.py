@@ -114,6 +114,11 @@ def made(id: str, **kwargs: Any) -> Factory:
     return partial(gymnasium.make, id, disable_env_checker=True, **kwargs)
 
 
+def newest(*ids: str) -> str:
+    """The first of the versions that this gymnasium has."""
+    return next(id for id in ids if id in gymnasium.registry)
+
+
 WORLDS: dict[str, Factory] = {
     "CartPole": made("CartPole-v1"),
     "MountainCar": made("MountainCar-v0", max_episode_steps=50),
@@ -121,9 +126,9 @@ WORLDS: dict[str, Factory] = {
     "Pendulum": made("Pendulum-v1", max_episode_steps=40),
     "Acrobot": made("Acrobot-v1", max_episode_steps=45),
     "FrozenLake": made("FrozenLake-v1"),
-    "Taxi": made("Taxi-v4", max_episode_steps=30),
+    "Taxi": made(newest("Taxi-v4", "Taxi-v3"), max_episode_steps=30),
     "Blackjack": made("Blackjack-v1"),
-    "CliffWalking": made("CliffWalking-v1", max_episode_steps=35),
+    "CliffWalking": made(newest("CliffWalking-v1", "CliffWalking-v0"), max_episode_steps=35),
     **{cls.__name__: cls for cls in (DictWalk, TextWalk, MixedWalk, SequenceWalk, PairWalk, BothWalk, InfoWalk)},
     "LooseWalk": LooseWalk,
     "CustomWalk": CustomWalk,
@@ -446,7 +451,7 @@ def test_spaces_of_the_callers(vec: Vec) -> None:
 
 def test_spaces_of_different_shapes_are_refused(vec: Vec) -> None:
     for mode in ("different", (spaces.Box(-3, 3, (2, 2)), spaces.Box(-3, 3, (2,)))):
-        with pytest.raises((RuntimeError, ValueError)):
+        with pytest.raises((RuntimeError, ValueError, AssertionError)):  # The last is gymnasium 1.1's.
             vec([partial(Bounded, 1.0), partial(Bounded, 1.0, 3)], observation_mode=mode)
 
 

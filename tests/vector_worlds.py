@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any, Optional
 
@@ -261,3 +262,56 @@ class Faulty(gymnasium.Env[Any, Any]):
 
     def _observation(self) -> Any:
         return np.array([self.episode, self.t], np.float32)
+
+
+class FlatDictWalk(Walk):
+    """Observes a Dict of arrays and a number."""
+
+    observation_space: Any = spaces.Dict(
+        {"picture": spaces.Box(0, 255, (4, 5), np.uint8), "x": spaces.Box(-1, 1, (2,)), "n": spaces.Discrete(10)}
+    )
+
+    def observe(self) -> Any:
+        draw = self.np_random
+        picture = draw.integers(0, 256, (4, 5), dtype=np.uint8)
+        return {"x": draw.uniform(-1, 1, 2).astype(np.float32), "n": np.int64(self.t), "picture": picture}
+
+    def info(self) -> dict[Any, Any]:
+        return {"t": self.t} if self.t % 2 else {}
+
+    def render(self) -> Any:
+        return np.full((2, 3, 3), self.t, np.uint8)
+
+
+class TupleWalk(Walk):
+    """Observes a Tuple of a number and an array."""
+
+    observation_space: Any = spaces.Tuple((spaces.Discrete(10), spaces.Box(0, 10, (3,), np.float64)))
+
+    def observe(self) -> Any:
+        return self.t, np.full(3, self.t / 3)
+
+
+class OneInfoWalk(Walk):
+    """Always returns the same dict as its info, with what it notes in it."""
+
+    observation_space: Any = spaces.Discrete(10)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[Any, Any] = {}
+
+    def observe(self) -> Any:
+        return np.int64(self.t)
+
+    def info(self) -> dict[Any, Any]:
+        self.noted["t"] = self.t
+        return self.noted
+
+
+class Modules(Faulty):
+    """Tells what its process has imported."""
+
+    def imported(self, *names: str) -> list[str]:
+        """Those of ``names`` that are imported."""
+        return [name for name in names if name in sys.modules]
