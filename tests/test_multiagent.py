@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from typing import Any, Callable, ClassVar, Optional
@@ -40,7 +41,7 @@ class Leavers(ParallelEnv):  # type: ignore[misc]
     Arguments:
         gate: where the fault "hang" hangs.
         names: of the agents, in place of AGENTS.
-        deaths: a file; the first step that finds it missing after "short" has left makes it and kills the process.
+        deaths: a file; whoever makes it, in the step after "short" has left, kills its process.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "leavers"}
@@ -85,9 +86,10 @@ class Leavers(ParallelEnv):  # type: ignore[misc]
         for name, number in FAULT.items():
             if action == number:
                 FAULTS[name](self)
-        if self.deaths is not None and self.t == 3 and not self.deaths.exists():
-            self.deaths.touch()
-            FAULTS["kill"](self)
+        if self.deaths is not None and self.t == 3:
+            with contextlib.suppress(FileExistsError):
+                self.deaths.touch(exist_ok=False)
+                FAULTS["kill"](self)
 
     def _observe(self, actions: Any = None) -> dict[Any, Any]:
         draw = {agent: int(self.random.integers(1000)) for agent in self.agents}
