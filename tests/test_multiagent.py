@@ -282,15 +282,14 @@ def test_all_of_an_observation_goes_through_shared_memory() -> None:
     assert env.reward_space.shape == (3,)
 
 
-def test_zeros_take_the_way_of_observations() -> None:
-    """A frame is as long whether an agent is there or not: nothing of it is pickled."""
+def test_observations_are_views_of_shared_memory_whether_an_agent_is_there_or_not() -> None:
     with EnvSupervisor(env_fn=env_fns(Leavers, 1), copy_on_get=False) as sup:
         sup.launch()
         assert sup._arena is not None
         for t in range(6):
-            timestep = step(sup, {0: actions_at(sup, 0, t)})[0]
-            leaf = timestep.obs.long if t < 5 else timestep.obs.masked.seen
-            assert any(np.shares_memory(leaf, block) for block in sup._arena.obs), "a view"
+            obs = step(sup, {0: actions_at(sup, 0, t)})[0].obs
+            for leaf in (obs.long, obs.short, obs.masked.mask, obs.masked.seen):
+                assert any(np.shares_memory(leaf, block) for block in sup._arena.obs)
 
 
 def test_an_episode_ends_as_its_last_agents_do(make_fork: Make) -> None:
