@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-OTHER_LIBRARIES = {"ding", "tianshou", "stable_baselines3"}
+OTHER_LIBRARIES = {"ding", "tianshou", "stable_baselines3", "pettingzoo", "tensordict", "torchrl"}
 """Programs that show how something is done with these run where they are installed."""
 
 
