@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from drawing import drawing_env
 from helpers_failures import kill_idle
-from support import Clock, Make, abnormal, in_thread, step
+from support import Clock, Make, abnormal, in_thread, step, wait_until_only_open
 
 from envsup import render
 from envsup.__main__ import main
@@ -192,6 +192,7 @@ def test_an_environment_that_hangs_is_a_dark_tile(make_local: Make, clock: Clock
         sup.launch()
         with in_thread(partial(sup.render_grid, captions=False)) as outcome:
             gate.wait_until_reached()
+            wait_until_only_open(sup, {1})
             clock.advance(6)
             gate.release()
         assert (tile(outcome[0], 0, 0, (40, 60)) == 200).all()
