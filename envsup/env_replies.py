@@ -101,7 +101,7 @@ class EnvReplies(Supervisor):
 
     def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
         owner = request.owner
-        if owner is None or owner.abandoned or self._inbox.payloads:
+        if owner is None or owner.abandoned or self._records or self._inbox.payloads:
             self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
             return
         env_id = request.proc_ids[0]
@@ -111,7 +111,7 @@ class EnvReplies(Supervisor):
 
     def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
         owner = request.owner
-        if owner is None or owner.abandoned or self._inbox.payloads:
+        if owner is None or owner.abandoned or self._records or self._inbox.payloads:
             self.on_steps(child, request, statuses, iter(()))
         elif len(statuses) == 1:
             env_id = request.proc_ids[0]

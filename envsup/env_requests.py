@@ -16,6 +16,7 @@ from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Event
 from envsup.payload import SendPayload
 from envsup.rounds import Place, RoundPlan, Terms
+from envsup.values import copy_value
 from envsup.waiting import SILENT, Waiting
 
 _NUMBERS = frozenset((int, np.int64))
@@ -50,6 +51,8 @@ class EnvRequests(EnvReplies):
         A worker that hosts several environments gets one request for all of them, and its reply is one, unless each
         step has a time limit of its own.
         """
+        if self._records:
+            actions = [copy_value(action) for action in actions]  # The caller may change its own.
         plan = self._plan_round(env_ids, owner)
         terms = plan.terms
         requests: list[Request] = []

@@ -6,7 +6,7 @@ Opt-in (``recover="replay"``).  Each episode then has a seed of its own, derived
 from __future__ import annotations
 
 import logging
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterator, Optional
 
 from envsup.arena import DONE, EXTRA, FAILED
 from envsup.child import Child, Request
@@ -18,8 +18,7 @@ from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Failure
 from envsup.payload import SendPayload
 from envsup.recycling import RecyclingSupervisor
-from envsup.values import copy_value
-from envsup.waiting import SILENT, Waiting
+from envsup.waiting import SILENT
 
 logger = logging.getLogger("envsup")
 
@@ -37,29 +36,6 @@ class ReplayingSupervisor(RecyclingSupervisor):
     _told_of_mismatch = False
 
     # -- recording --
-
-    def _send_steps(
-        self,
-        env_ids: Sequence[int],
-        actions: Sequence[Any],
-        owner: Optional[Waiting],
-        payload: Optional[SendPayload] = None,
-    ) -> None:
-        if self._records:
-            actions = [copy_value(action) for action in actions]  # The caller may change its own.
-        super()._send_steps(env_ids, actions, owner, payload)
-
-    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
-        if self._records:
-            self.on_steps(child, request, bytes((status,)), iter(((status, rest),)))
-        else:
-            super().on_step(child, request, status, rest)
-
-    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
-        if self._records:
-            self.on_steps(child, request, statuses, iter(()))
-        else:
-            super().on_plain_steps(child, request, statuses)
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         if self._records:
