@@ -65,6 +65,7 @@ class EnvReplies(Supervisor):
         self._latest: list[Any] = [None] * len(self._envs)
         self._slots = Slots(None, True, len(self._envs))
         self._plan: Optional[RoundPlan] = None
+        self._plans_of_one: dict[int, RoundPlan] = {}
         self._fatal: Optional[RuntimeError] = None
         self._number = 0
 

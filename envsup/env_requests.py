@@ -104,8 +104,12 @@ class EnvRequests(EnvReplies):
         blocking = owner is not None
         resets = blocking and self._auto_reset and self._workers_reset
         terms = (blocking, resets, self._step_timeout, self._reset_timeout)
-        by_default = self._episode_num == math.inf and not any(self._reset_param.values())
+        # Which environments the workers may reset does not matter where they may reset none.
+        by_default = not resets or (self._episode_num == math.inf and not any(self._reset_param.values()))
         slots, plan = self._slots, self._plan
+        if len(env_ids) == 1 and (single := self._plan_of_one(env_ids[0], terms)) is not None:
+            self._place(single, by_default)
+            return single
         usual = by_default and slots.all_free() and not self._specials
         if not usual or plan is None or not plan.is_for(env_ids, terms):
             children = [self._child_to_step(self._envs[env_id]) for env_id in env_ids]
@@ -116,6 +120,16 @@ class EnvRequests(EnvReplies):
             slots.busy[:] = plan.taken
             return plan
         self._place(plan, by_default)
+        return plan
+
+    def _plan_of_one(self, env_id: int, terms: tuple[Any, ...]) -> Optional[RoundPlan]:
+        """The plan for a step of a single environment, None if that cannot take one now."""
+        child = self._child_to_step(self._envs[env_id])
+        if child is None:
+            return None
+        plan = self._plans_of_one.get(env_id)
+        if plan is None or plan.terms != terms:
+            plan = self._plans_of_one[env_id] = RoundPlan([env_id], [child], Terms(*terms))
         return plan
 
     def _child_to_step(self, env: EnvRecord) -> Optional[Child]:
