@@ -9,18 +9,17 @@ All settings take turns in one process, each with workers of its own; the median
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from envsup import EnvSupervisor
-from lane import Lane
+from lane import Lane, play_for
 from peers.supervising import blocking
+from turns import take_turns
 from workloads import WORKLOADS, Workload
 
 
@@ -48,12 +47,10 @@ def settings(folder: Path) -> list[Setting]:
 
 
 def steps_per_second(lane: Lane, seconds: float) -> float:
-    """Of a lane that has been warmed up."""
+    """Of a lane that is warm after its first round."""
     lane.play()
-    steps, begin = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - begin) < seconds:
-        steps += lane.play()
-    return steps / elapsed
+    steps, taken = play_for(lane, seconds)
+    return steps / taken
 
 
 def measure(workload: Workload, num_envs: int, group: int, rounds: int, seconds: float) -> Iterator[tuple[str, float]]:
@@ -68,10 +65,8 @@ def measure(workload: Workload, num_envs: int, group: int, rounds: int, seconds:
             supervisor.seed(0)
             supervisor.launch()
             lanes[name] = blocking(supervisor, num_envs)
-        rates = [{name: steps_per_second(lane, seconds) for name, lane in lanes.items()} for _ in range(rounds)]
-        first = next(iter(lanes))
-        for name in lanes:
-            yield name, statistics.median(found[name] / found[first] for found in rates)
+        found = take_turns(lanes, steps_per_second, seconds, rounds, next(iter(lanes)))
+        yield from ((name, compared.ratio) for name, compared in found.items())
 
 
 def main(argv: Sequence[str] | None = None) -> None:

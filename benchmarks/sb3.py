@@ -5,8 +5,6 @@ python benchmarks/sb3.py [--num-envs N ...] [--seconds S] [--rounds R] [--env ID
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from envsup.sb3 import SupervisedVecEnv
+from turns import parse_options, take_turns
 
 
 def make(env: str) -> gymnasium.Env:
@@ -55,23 +54,16 @@ def compare(env: str, num_envs: int, seconds: float, rounds: int) -> None:
     """Print the median rates, and the median ratios to the reference of the same turn."""
     opened = open_all(env, num_envs)
     try:
-        taken = [{name: rate(envs, seconds) for name, envs in opened.items()} for _ in range(rounds)]
+        found = take_turns(opened, rate, seconds, rounds, "SubprocVecEnv")
     finally:
         for envs in opened.values():
             envs.close()
-    for name in opened:
-        median = statistics.median(turn[name] for turn in taken)
-        ratio = statistics.median(turn[name] / turn["SubprocVecEnv"] for turn in taken)
+    for name, (median, ratio) in found.items():
         print(f"{num_envs:4}  {name:15} {median:10,.0f} steps/s  {ratio:5.2f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--env", default="CartPole-v1")
-    options = parser.parse_args()
+    options = parse_options(str(__doc__))
     for num_envs in options.num_envs:
         compare(options.env, num_envs, options.seconds, options.rounds)
 

@@ -5,8 +5,6 @@ python benchmarks/vector.py [--num-envs N ...] [--seconds S] [--rounds R] [--env
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from functools import partial
 from typing import Any
@@ -15,6 +13,7 @@ import gymnasium
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode
 
 from envsup.vector import SupervisedVectorEnv
+from turns import parse_options, take_turns
 
 
 def open_all(env: str, num_envs: int, mode: AutoresetMode) -> dict[str, Any]:
@@ -49,23 +48,16 @@ def compare(env: str, num_envs: int, mode: AutoresetMode, seconds: float, rounds
     """Print the median rates, and the median ratios to the reference of the same turn."""
     opened = open_all(env, num_envs, mode)
     try:
-        taken = [{name: rate(envs, seconds) for name, envs in opened.items()} for _ in range(rounds)]
+        found = take_turns(opened, rate, seconds, rounds, "AsyncVectorEnv")
     finally:
         for envs in opened.values():
             envs.close()
-    for name in opened:
-        median = statistics.median(turn[name] for turn in taken)
-        ratio = statistics.median(turn[name] / turn["AsyncVectorEnv"] for turn in taken)
+    for name, (median, ratio) in found.items():
         print(f"{num_envs:4}  {mode.name.lower():10} {name:15} {median:10,.0f} steps/s  {ratio:5.2f}", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 32])
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--env", default="CartPole-v1")
-    options = parser.parse_args()
+    options = parse_options(str(__doc__))
     for num_envs in options.num_envs:
         for mode in AutoresetMode:
             compare(options.env, num_envs, mode, options.seconds, options.rounds)

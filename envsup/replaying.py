@@ -92,7 +92,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
     def _note_failure(self, env: EnvRecord, request: Request, error: Exception) -> None:
         if self._crash_files is not None and error is not env.last_error:
             if request.method == "step":
-                place = list(request.proc_ids).index(env.env_id)
+                place = request.proc_ids.index(env.env_id)
                 self._crash_files.write(env.env_id, env.log, "step", error, request.actions[place])
             elif request.method == "reset":
                 self._crash_files.write(env.env_id, self._new_log(env, request), "reset", error)
@@ -103,7 +103,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
     def _step_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         if failure is not Failure.WORKER_LOST or not self._may_replay(env):
             return super()._step_failed(env, request, error, failure)
-        place = list(request.proc_ids).index(env.env_id)
+        place = request.proc_ids.index(env.env_id)
         self._slots.free(env, request.slots[place])
         self._strand(env, request, request.actions[place], error)
 

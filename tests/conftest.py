@@ -239,6 +239,12 @@ def make_remote(request: pytest.FixtureRequest) -> Iterator[Make]:
 
 
 @pytest.fixture
+def make_of(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Builds supervisors of the kinds that a test names by ``support.kinds``."""
+    yield from _made(request.param)
+
+
+@pytest.fixture
 def make_fork() -> Iterator[Make]:
     """Builds supervisors of forked processes with shared memory, for what does not depend on the kind."""
     yield from _made(FORK)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, Optional, Protocol, Union
 
+import pytest
+
 from envsup import EnvSupervisor, RecvPayload, Supervisor
 from envsup.testing import ScriptedEnv
 
@@ -147,6 +149,11 @@ class Maker:
         made, self._made = self._made, []
         for sup in made:
             sup.close(2)
+
+
+def kinds(*of: Kind) -> pytest.MarkDecorator:
+    """Runs a test over these kinds of workers, with the fixture ``make_of``."""
+    return pytest.mark.parametrize("make_of", of, indirect=True, ids=lambda kind: kind.name)
 
 
 def scripted(count: int, **kwargs: Any) -> list[Factory]:

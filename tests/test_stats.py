@@ -6,7 +6,6 @@ import logging
 import mmap
 import os
 import time
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple, Optional
 
@@ -20,11 +19,11 @@ from support import (
     SPAWN,
     THREAD,
     Clock,
-    Kind,
     Make,
     Maker,
     abnormal,
     in_thread,
+    kinds,
     receive,
     scripted,
     step,
@@ -104,19 +103,6 @@ def by_recv(sup: EnvSupervisor, actions: dict[int, Any], account: Account) -> No
 
 
 WAYS = {"step": by_step, "arrays": by_arrays, "recv": by_recv}
-
-
-@pytest.fixture
-def make_of(request: pytest.FixtureRequest) -> Iterator[Make]:
-    maker = Maker(request.param)
-    try:
-        yield maker
-    finally:
-        maker.close()
-
-
-def kinds(*of: Kind) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("make_of", of, indirect=True, ids=lambda kind: kind.name)
 
 
 def run_of(sup: EnvSupervisor, way: str, account: Account) -> None:

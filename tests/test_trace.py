@@ -8,12 +8,22 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import FORK, FORKSERVER, SPAWN, THREAD, Clock, Kind, Make, Maker, in_thread, scripted, wait_until_waiting
+from support import (
+    FORK,
+    FORKSERVER,
+    SPAWN,
+    THREAD,
+    Clock,
+    Make,
+    in_thread,
+    kinds,
+    scripted,
+    wait_until_waiting,
+)
 
 from envsup.testing import Gate
 
@@ -57,19 +67,6 @@ class Timeline:
             waited = [span["cat"] for span in spans if span["cat"] != "build"]
             assert waited[0] == "wait"
             assert "wait wait" not in " ".join(waited)
-
-
-@pytest.fixture
-def make_of(request: pytest.FixtureRequest) -> Iterator[Make]:
-    maker = Maker(request.param)
-    try:
-        yield maker
-    finally:
-        maker.close()
-
-
-def kinds(*of: Kind) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("make_of", of, indirect=True, ids=lambda kind: kind.name)
 
 
 @kinds(FORK, THREAD, SPAWN, FORKSERVER)
