@@ -117,6 +117,7 @@ class Meters:
         self.ended: list[int] = []
         self._episodes = [_Episode() for _ in range(num_envs)]
         self.rewards = [episode.rewards for episode in self._episodes]
+        self._given_up = range(HEADER + GIVEN_UP * num_envs, HEADER + (GIVEN_UP + 1) * num_envs)
         memory, first = (bytearray(8 * cells_for(num_envs)), 0) if probe is None else probe[:2]
         self._attach(cells_of(memory)[first : first + cells_for(num_envs)])
 
@@ -160,7 +161,7 @@ class Meters:
         seconds = self.seconds[local]
         if seconds < 0:
             return
-        if self._is_given_up(local, number):
+        if self._cells[self._given_up[local]] and self._is_given_up(local, number):
             return self.withdraw(local)
         if self._num_envs == 1:
             return self.publish()
@@ -214,8 +215,7 @@ class Meters:
         self._cells[FOLDED] = rows
 
     def _is_given_up(self, local: int, number: int) -> bool:
-        cell = HEADER + GIVEN_UP * self._num_envs + local
-        given_up = self._cells[cell]
-        if given_up and number > given_up:
-            self._cells[cell] = 0.0  # Numbers begin again after some billions.
+        given_up = self._cells[self._given_up[local]]
+        if number > given_up:
+            self._cells[self._given_up[local]] = 0.0  # Numbers begin again after some billions.
         return number <= given_up

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import Any, Callable, Optional, TypeVar, cast
+import weakref
+from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 
@@ -27,18 +27,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def traced(method: F) -> F:
     """Have the calls of a method of an ``ObservedSupervisor`` appear in its timeline, if there is one."""
-
-    @functools.wraps(method)
-    def call(self: "ObservedSupervisor", *args: Any, **kwargs: Any) -> Any:
-        if self._trace_path is None:
-            return method(self, *args, **kwargs)
-        begin = now()
-        try:
-            return method(self, *args, **kwargs)
-        finally:
-            self._trace_call(method.__name__, begin)
-
-    return cast(F, call)
+    method.__dict__["is_traced"] = True
+    return method
 
 
 class TracedPoller:
@@ -67,6 +57,8 @@ class ObservedSupervisor(ReplayingSupervisor):
     def _observe(self, trace: Any) -> None:
         """To be called by the constructor; ``trace`` is the path of a file to write a timeline to, or None."""
         self._trace_path = traced_path(trace)
+        if self._trace_path is not None:
+            self._trace_calls()
         self._trace: Optional[TraceFile] = None
         self._traced_threads: set[int] = set()
         self._history = History()
@@ -169,6 +161,27 @@ class ObservedSupervisor(ReplayingSupervisor):
             if self._trace is not None:
                 args = {"env_id": env_id, "method": request.method, "timeout": request.timeout}
                 self._trace.instant("timeout", "timeout", child.row, args)
+
+    def _trace_calls(self) -> None:
+        """Have this object, and no other, call its traced methods by way of the timeline."""
+        for kind in type(self).__mro__:
+            for name, method in vars(kind).items():
+                if getattr(method, "is_traced", False) and name not in vars(self):
+                    vars(self)[name] = self._tracing(name)
+
+    def _tracing(self, name: str) -> Callable[..., Any]:
+        """A method with its calls in the timeline; the supervisor does not hold itself by it."""
+        method, ref = getattr(type(self), name), weakref.ref(self)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            supervisor, begin = ref(), now()
+            assert supervisor is not None
+            try:
+                return method(supervisor, *args, **kwargs)
+            finally:
+                supervisor._trace_call(name, begin)
+
+        return call
 
     def _trace_call(self, name: str, begin: int) -> None:
         trace, row = self._trace, own_row()
