@@ -15,7 +15,7 @@ from typing import Any, Callable, Hashable, Iterable, Iterator, NamedTuple, Opti
 
 import numpy as np
 
-from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
+from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
 from envsup.envs import Environment
 from envsup.frames import (
     ACTION_SIZE,
@@ -293,7 +293,7 @@ class PipeServer:
         self._buffer = b""
         self._form = b""
         self._steps: list[tuple[int, int, int, int]] = []
-        self._all_ints = True
+        self._only_kind: Optional[int] = None
 
     def serve(self) -> None:
         """Build everything, then answer until told to stop or until the supervisor is gone."""
@@ -408,9 +408,12 @@ class PipeServer:
             self._form = body[:end]
             columns = form(count).unpack(self._form)
             self._steps = list(zip(*(columns[i * count : (i + 1) * count] for i in range(4))))
-            self._all_ints = not any(columns[3 * count :])
+            kinds = set(columns[3 * count :])
+            self._only_kind = kinds.pop() if len(kinds) == 1 else None
+        if self._only_kind == INT64:
+            return list(np.frombuffer(body, np.int64, count, end))
         values = int_actions(count).unpack_from(body, end)
-        return values if self._all_ints else self._actions(values, body[end + ACTION_SIZE * count :])
+        return values if self._only_kind == INT else self._actions(values, body[end + ACTION_SIZE * count :])
 
     def _actions(self, values: Sequence[int], rest: bytes) -> Iterator[Any]:
         """The actions of steps that are not all ints."""
