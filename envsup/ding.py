@@ -10,12 +10,13 @@ from envsup.collect import Collector, StepArrays
 from envsup.ding_config import DEFAULTS, merged, options_of
 from envsup.ding_episodes import RETURN_KEY, Episodes
 from envsup.env_record import EnvRecord
-from envsup.env_supervisor import Actions, EnvSupervisor, ResetParam
+from envsup.env_supervisor import EnvSupervisor, ResetParam
 from envsup.envs import read_attribute
 from envsup.payload import RecvPayload, SendPayload
 from envsup.probe import Learned
 from envsup.ready import ReadyObservations
 from envsup.spaces import class_names
+from envsup.stepping import Actions
 from envsup.supervisor import _data_of
 
 

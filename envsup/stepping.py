@@ -1,0 +1,312 @@
+"""Environments in workers, as a training loop uses them: steps, and replies to what was sent without waiting."""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+from collections.abc import Mapping as MappingABC
+from functools import partial
+from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
+
+import numpy as np
+
+from envsup.arguments import own_copy, positive_int
+from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
+from envsup.env_view import EnvView
+from envsup.lifecycle import EnvState
+from envsup.observed import traced
+from envsup.payload import RecvPayload, SendPayload
+from envsup.waiting import Waiting
+
+logger = logging.getLogger("envsup")
+
+Actions = Union[Mapping[int, Any], Sequence[Any], Any]
+
+
+class SteppingSupervisor(EnvView):
+    """A supervisor of environments that steps them."""
+
+    _rounds = 0  # Blocking steps that have begun and not ended.
+
+    @overload
+    def step(self, actions: Actions, block: Literal[True] = True) -> list[Any]: ...
+
+    @overload
+    def step(self, actions: Actions, block: Literal[False]) -> None: ...
+
+    @overload
+    def step(self, actions: Actions, block: bool) -> Optional[list[Any]]: ...
+
+    @traced
+    def step(self, actions: Actions, block: bool = True) -> Optional[list[Any]]:
+        """Step environments, and reset those whose episode is done.
+
+        Arguments:
+            actions: a dict ``{env_id: action}``; or a sequence (an ndarray too) with one action for each environment in
+                ``ready_obs_id``, or for each environment.
+            block: wait, also for the resets that the steps caused; else the replies come out of ``recv``.
+
+        Returns:
+            With block a list of ``treetensor.numpy.ndarray`` in the order of the actions, each with ``obs``,
+            ``reward``, ``done``, ``info`` and ``env_id``.  A step that failed has None for the first three and
+            ``info = {abnormal: True, err: <exception>}``; with gymnasium's environments ``TimeLimit_truncated`` is
+            True there too, as the episode was cut off and has not ended.
+
+        Raises:
+            AssertionError: if the supervisor is closed or there is no action.
+            ValueError: for an unknown environment, or a number of actions that fits nothing.
+        """
+        assert not self.closed, "The env supervisor is closed."
+        with self._lock:
+            env_ids, to_send = self._addressed(actions)
+            maker = self._maker  # It is imported before anything has a time limit.
+            if not block:
+                self._send_steps(env_ids, to_send, None)
+                return None
+            owner = Waiting(self.env_num)
+            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
+            timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
+            return timesteps
+
+    @traced
+    def step_arrays(self, actions: Actions, env_ids: Optional[Sequence[int]] = None) -> StepArrays:
+        """Step environments, and reset those whose episode is done, as a blocking ``step`` does; returns arrays.
+
+        No object is made for a timestep, and treetensor is not needed (see ``timesteps`` in the constructor).
+
+        Arguments:
+            actions: as for ``step``; a row or an item for each of ``env_ids`` if they are given.
+            env_ids: the environments to step.
+
+        Returns:
+            The tuple ``(obs, reward, done, infos, env_id)`` of n rows in the order of the actions, with the mask
+            ``failed`` as its attribute; see ``StepArrays``.  ``obs`` is what the step returned, also at the end of an
+            episode; what to act on next is ``ready_obs``.  It is copied once, whatever copy_on_get says, and ready_obs
+            is made from it: change a copy of it.
+
+        Raises:
+            AssertionError: if the supervisor is closed or there is no action.
+            ValueError: for an unknown environment, one that is named twice, or a number of actions that fits nothing.
+        """
+        assert not self.closed, "The env supervisor is closed."
+        with self._lock:
+            if env_ids is None:
+                ids, to_send = self._addressed(actions)
+            else:
+                ids, to_send = self._paired(actions, env_ids)
+            collector = self._array_collector(ids)
+            arrays: StepArrays = self._run_round(to_send, collector, collector.prepare)
+            return arrays
+
+    def _array_collector(self, env_ids: Sequence[int]) -> ArrayCollector:
+        owner = Waiting(self.env_num)
+        return ArrayCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
+
+    def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[list[int], Sequence[Any]]:
+        ids = list(self._check_ids(dict.fromkeys(env_ids)))
+        if isinstance(actions, MappingABC):
+            raise ValueError("actions are a sequence if env_ids are given, not a mapping")
+        if len(ids) < len(env_ids):
+            raise ValueError(f"an environment is named twice in {list(env_ids)}")
+        if not hasattr(actions, "__len__"):
+            raise ValueError(f"actions are a sequence, not {type(actions).__name__}")
+        if len(actions) != len(ids):
+            raise ValueError(f"{len(actions)} actions for {len(ids)} environments")
+        assert ids, "There is no action."
+        return ids, _as_sequence(actions)
+
+    def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
+        """(the environments, their actions)."""
+        if isinstance(actions, MappingABC):
+            assert len(actions), "There is no action."
+            by_id = self._check_ids(actions)
+            return list(by_id), list(by_id.values())
+        try:
+            count = len(actions)
+        except TypeError:
+            raise ValueError(f"actions are a dict or a sequence, not {type(actions).__name__}") from None
+        assert count, "There is no action."
+        ids = self.ready_obs_id
+        if count != len(ids):
+            if count != self.env_num:
+                raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
+            ids = list(range(self.env_num))
+        return ids, _as_sequence(actions)
+
+    def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
+        """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
+        owner = collector.owner
+        self._begin_round(owner, collector.env_ids, actions)
+        try:
+            prepare()
+        except BaseException:
+            self._give_round_up(owner)
+            raise
+        return self._finish_round(owner, collector)
+
+    def _begin_round(
+        self, owner: Waiting, env_ids: Sequence[int], actions: Sequence[Any], resets: Sequence[int] = ()
+    ) -> None:
+        """Send steps, and resets of other environments; unless this raises, ``_finish_round`` is to follow."""
+        self._rounds += 1
+        try:
+            if env_ids:
+                self._send_steps(env_ids, actions, owner)
+            for env_id in resets:
+                self._reset_one(env_id, owner)
+        except BaseException:
+            self._give_round_up(owner)
+            raise
+
+    def _finish_round(
+        self, owner: Waiting, collector: Optional[Collector] = None, timeout: Optional[float] = None
+    ) -> Any:
+        """Wait for all replies, and collect; ``TimeoutError`` if they are not there in time, and all stays as it is."""
+        try:
+            if owner.held is not None:
+                owner.send_held()
+            in_time = self._wait(owner.is_settled, timeout)
+            collected = collector.collect() if in_time and collector is not None else None
+        except BaseException:
+            self._give_round_up(owner)
+            raise
+        if not in_time:
+            raise TimeoutError(f"not all replies came within {timeout} s")
+        self._rounds -= 1
+        return collected
+
+    def _give_round_up(self, owner: Waiting) -> None:
+        try:
+            self._abandon(owner)
+            if self._rounds == 1:  # Nobody else has replies to read.
+                for env in self._envs:
+                    self._slots.reclaim(env)
+        finally:
+            self._rounds -= 1
+
+    def _wait_for(self, owner: Waiting) -> None:
+        try:
+            self._wait(owner.is_settled)
+        except BaseException:
+            self._abandon(owner)
+            raise
+
+    def _abandon(self, owner: Waiting) -> None:
+        """The call was cut short: what it would have returned still counts for the states."""
+        owner.abandoned = True
+        if not owner.sending:
+            owner.send_held()
+        for child in owner.drop_held():
+            self._suspect(child)
+        if self._running:
+            for env_id, slot in zip(owner.env_ids, owner.slots):
+                result = owner.answer(env_id, slot)
+                if isinstance(result, tuple) and result[1]:
+                    self._apply_step(self._envs[env_id], owner, *result)
+
+    @traced
+    def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
+        """The next reply to what was sent with block=False, automatic resets included.
+
+        Arguments:
+            ignore_err: drop replies that are an error.
+            timeout: seconds to wait, None for no limit.
+
+        Returns:
+            A payload whose ``data`` is an observation (method "reset", with the info of the reset as ``extra``) or a
+            timestep ("step").  A step that failed has its abnormal timestep as ``data`` and the exception as ``err``.
+            A failed reset is not seen, its retry is.
+
+        Raises:
+            queue.Empty: if there was no reply in time.
+            RuntimeError: if an environment could not be reset in ``max_try`` tries.
+            SupervisorClosed: if the supervisor is closed, or closed while this waits.
+        """
+        end = math.inf if timeout is None else self.clock() + timeout
+        while True:
+            left = None if end == math.inf else max(0.0, end - self.clock())
+            with self._lock:
+                if not self._wait(self._inbox.__len__, left):
+                    raise queue.Empty
+                payload = self._inbox.take_first()
+                self._delivered(payload)
+            if payload.err is None or not ignore_err:
+                return payload
+
+    @traced
+    def recv_many(
+        self, min_envs: int = 1, timeout: Optional[float] = None, ignore_err: bool = False
+    ) -> list[RecvPayload]:
+        """All replies that are there, as ``recv`` would give them one by one: a batch for a policy.
+
+        Arguments:
+            min_envs: wait for the replies of so many different environments.
+            timeout: seconds to wait, None for no limit.
+            ignore_err: drop replies that are an error.
+
+        Returns:
+            Payloads in the order of their arrival.  One environment may have several: the timestep that ends an episode
+            and the observation of the reset that follows.
+
+        Raises:
+            queue.Empty: if there were not enough replies in time; those that are there stay for the next call.
+            ValueError: if there are not so many environments.
+            RuntimeError, SupervisorClosed: as in ``recv``.
+        """
+        if positive_int("min_envs", min_envs) > self.env_num:
+            raise ValueError(f"min_envs is {min_envs}, and there are {self.env_num} environments")
+        with self._lock:
+            if self._running and not self._polling:
+                self._poll(0)  # What has arrived since is to be in the batch, too.
+            if not self._wait(lambda: self._inbox.count_senders(ignore_err) >= min_envs, timeout):
+                raise queue.Empty
+            payloads = self._inbox.take_all()
+            for payload in payloads:
+                self._delivered(payload)
+        return [payload for payload in payloads if payload.err is None or not ignore_err]
+
+    def send(self, payload: SendPayload) -> None:
+        """Send a request of your own; its reply comes out of ``recv`` or ``recv_all``."""
+        if not self._running:
+            return super().send(payload)
+        self._check_ids({payload.proc_id: None})
+        hash(payload.req_id)
+        with self._lock:
+            if payload.method == "step":
+                (action,) = (*payload.args, *payload.kwargs.values())
+                self._send_steps([payload.proc_id], [action], None, payload)
+            elif payload.method == "reset":
+                self._reset_param[payload.proc_id] = own_copy(payload.kwargs)
+                self._reset_one(payload.proc_id, None, payload)
+            else:
+                super().send(payload)
+
+    def _reset_one(self, env_id: int, owner: Optional[Waiting], payload: Optional[SendPayload] = None) -> None:
+        env = self._envs[env_id]
+        if self._env_replay_path is not None and self._env_states.get(env_id) is EnvState.RUN:
+            logger.warning("Environment %s saves a replay and has not finished its episode: not reset.", env_id)
+            return
+        env.lost = None
+        if env.child.alive and env.child.doomed():
+            env.child.check()
+            env.lost = None
+        if env.recovering and (env.retry is not None or not env.child.alive):
+            env.asked = payload or env.asked
+            self._join(env, owner)
+        elif not env.child.alive:
+            env.last_error = self._deaths.pop(env_id, None) or env.last_error
+            env.log.usable, env.asked = False, payload
+            self._join(env, owner)
+            env.recovering = True
+            self._renew(env)
+        else:
+            self._next_episode(env, owner, payload, by_caller=True)
+
+
+def _as_sequence(actions: Any) -> Sequence[Any]:
+    """One action after the other; an array of int64 is as good as a list."""
+    if type(actions) is np.ndarray and actions.dtype == np.int64 and actions.ndim == 1:
+        numbers: Sequence[Any] = actions  # type: ignore[assignment]
+        return numbers
+    return list(actions)
