@@ -86,13 +86,12 @@ class Collector:
 
     def _parts(self, env_id: int, result: tuple[int, int, Any]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
-        env = self._envs[env_id]
-        ready_bit = env.ready_bit
-        parts = self._slots.timestep(env, *result)
+        newest = self._slots.newest[env_id]
+        parts = self._slots.timestep(self._envs[env_id], *result)
         if self._latest[env_id] is self.owner:
             self._ready[env_id] = parts[0]
         else:
-            env.ready_bit = ready_bit
+            self._slots.newest[env_id] = newest
         return parts
 
     def _abnormal_info(self, env_id: int, error: BaseException) -> dict[str, Any]:
@@ -135,7 +134,7 @@ class Collector:
             stale = [row for row in rows if latest[env_ids[row]] is not owner]
         left_out = {*stale, *others}
         if not reader.copies:
-            self._hand_out(rows, left_out)
+            self._slots.note_views(taken, [env_ids[row] for row in stale])
         self._note(reader, left_out)
 
     def _bits(self, rows: Sequence[int]) -> bytes:
@@ -145,18 +144,9 @@ class Collector:
             bits[self.env_ids[row]] = 1 << self.owner.slots[row]
         return bytes(bits)
 
-    def _hand_out(self, rows: Sequence[int], but: set[int]) -> None:
-        """The user gets views of these rows; they are of the newest observations, those in ``but`` excepted."""
-        envs, env_ids, slots = self._envs, self.env_ids, self.owner.slots
-        for row in rows:
-            env, bit = envs[env_ids[row]], 1 << slots[row]
-            env.held |= bit
-            if row not in but:
-                env.ready_bit = bit
-
     def _note(self, reader: RoundReader, but: set[int]) -> None:
         """The rows of the reader are the newest observations, those in ``but`` excepted."""
-        env_ids, ready, block = self.env_ids, self._ready, reader.block
+        env_ids, ready, block = self.env_ids, self._ready, reader.block_of(self.owner.slots)
         if block is None:
             rows = enumerate(zip(env_ids, self._observations))
             ready.set_each(pair for row, pair in rows if row not in but)
@@ -213,7 +203,7 @@ class ArrayCollector(Collector):
         """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
         self._last_good = self._ready.snapshot()
         self._reader = reader = self._slots.open_round(len(self.env_ids), copies=True)
-        if reader is not None and reader.block is None:
+        if reader is not None and reader.block_of(self.owner.slots) is None:
             self._observations = [reader.observation(env_id) for env_id in self.env_ids]
 
     def collect(self) -> StepArrays:

@@ -29,9 +29,6 @@ class EnvRecord:
     """What is known of one environment.
 
     Attributes:
-        held: bits of the slots that views given to the user refer to (copy_on_get=False only).
-        unread: bits of those of them that only replies refer to which wait to be received.
-        ready_bit: the bit of the slot of its newest observation.
         tries: failed resets in a row.
         recovering: whether a failure is being recovered from.
         recovery: the reset that will end that.
@@ -72,13 +69,11 @@ class EnvRecord:
         "deliver",
         "env_id",
         "episodes",
-        "held",
         "joiners",
         "last_error",
         "life_seed",
         "log",
         "prepare_error",
-        "ready_bit",
         "recovery",
         "reset_info",
         "restarts",
@@ -87,7 +82,6 @@ class EnvRecord:
         "stranded",
         "tries",
         "truncates",
-        "unread",
         "waiting_steps",
     )
 
@@ -96,7 +90,6 @@ class EnvRecord:
         self.child = child
         self._specials = specials
         self.truncates = truncates
-        self.held = self.ready_bit = self.unread = 0
         self.tries = 0
         self.recovery: Optional[Request] = None
         self.joiners: list[Waiting] = []

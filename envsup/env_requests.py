@@ -116,7 +116,8 @@ class EnvRequests(EnvReplies):
             plan = RoundPlan(env_ids, children, Terms(*terms))
             if usual and not plan.waiting and not any(child is None or child.open for child in children):
                 self._plan = plan
-        elif slots.copies and plan.is_placed:  # Then the slots are the same every time.
+        elif (place := slots.place_for_all(len(env_ids), resets)) is not None:
+            plan.place_alike(place, len(self._envs))
             slots.busy[:] = plan.taken
             return plan
         self._place(plan, by_default)

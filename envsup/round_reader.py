@@ -36,7 +36,6 @@ class RoundReader:
         root: the layout of the observations.
         blocks: by slot, the leaves of the observations of all environments.
         copies: whether it copies.
-        block: with copies and observations of a single leaf, the array ``(num_envs, ...)`` whose rows it gives out.
         reward: the rewards of all environments in the first slot.
         done: whether an episode is done, of all environments.
     """
@@ -58,7 +57,6 @@ class RoundReader:
         self._rewards = np.empty_like(self._source)
         self.reward: Array = self._rewards[0]
         self.done: Array = np.zeros(len(indices), dtype=np.bool_)
-        self.block: Optional[Array] = self.blocks[0][0] if copies and self._single else None
 
     def fill(self) -> None:
         """The replies are there: copy them."""
@@ -67,11 +65,22 @@ class RoundReader:
                 leaf[...] = block[0]
         self._rewards[...] = self._source
 
+    def block_of(self, slots: Sequence[int]) -> Optional[Array]:
+        """The array ``(num_envs, ...)`` whose rows the observations in these slots are, None if there is none."""
+        slot = 0 if self.copies else slots[0]
+        if not (self._single and self._reads(slot) and (self.copies or _are_alike(slots))):
+            return None
+        block: Array = self.blocks[slot][0]
+        return block
+
+    def _reads(self, slot: int) -> bool:
+        return 0 <= slot < len(self.blocks)
+
     def expected(self, slots: Sequence[int]) -> bytes:
         """The statuses of ordinary replies in these slots; one that no reply has where it reads another slot."""
-        if slots.count(0) == len(slots):
-            return bytes((self.status,)) * len(slots)
-        return bytes(self.status if 0 <= slot < len(self.blocks) else _NEVER for slot in slots)
+        if _are_alike(slots):
+            return bytes((self.status if self._reads(slots[0]) else _NEVER,)) * len(slots)
+        return bytes(self.status if self._reads(slot) else _NEVER for slot in slots)
 
     def columns(self, env_ids: Sequence[int], slots: Sequence[int]) -> Columns:
         """What the timesteps of these environments consist of if the replies are ordinary ones in these slots."""
@@ -98,6 +107,10 @@ class RoundReader:
 
 def _rows(blocks: Sequence[Array], slots: Sequence[int], where: Sequence[Any]) -> list[Array]:
     """The row of each environment in the block of its slot; any row where there is no such block."""
-    if len(blocks) == 1:
-        return list(map(blocks[0].__getitem__, where))
+    if len(blocks) == 1 or _are_alike(slots):
+        return list(map(blocks[slots[0] if slots[0] in range(len(blocks)) else 0].__getitem__, where))
     return [blocks[slot if 0 <= slot < len(blocks) else 0][index] for slot, index in zip(slots, where)]
+
+
+def _are_alike(slots: Sequence[int]) -> bool:
+    return slots.count(slots[0]) == len(slots)

@@ -89,6 +89,14 @@ class Batch:
         return request
 
 
+class _Placement(NamedTuple):
+    """Where the replies go; for each batch (slots, reset_slots, form)."""
+
+    slots: list[int]
+    taken: bytes
+    batches: list[tuple[list[int], list[int], Any]]
+
+
 class RoundPlan:
     """Which worker gets which steps of a call, and where the replies go.
 
@@ -110,6 +118,8 @@ class RoundPlan:
         self.waiting = [row for row, child in enumerate(children) if child is None]
         self.batches = self._batches(children)
         self._places: list[Place] = []
+        self._place: Optional[Place] = None
+        self._placements: dict[Place, _Placement] = {}
 
     def _batches(self, children: Sequence[Optional[Child]]) -> list[Batch]:
         """Steps of one worker go together, unless each has a time limit of its own."""
@@ -135,7 +145,7 @@ class RoundPlan:
         """Have the replies go to these places; the supervisor has ``num_envs`` environments."""
         if places == self._places:
             return
-        self._places = []  # An interrupt may come in between.
+        self._places, self._place = [], None  # An interrupt may come in between.
         for batch in self.batches:
             batch.place(places, self.terms.eager)
         self.slots = [slot for slot, _ in places]
@@ -146,10 +156,20 @@ class RoundPlan:
         self.taken = bytes(taken)
         self._places = places
 
-    @property
-    def is_placed(self) -> bool:
-        """Whether ``place`` has been called."""
-        return bool(self._places)
+    def place_alike(self, place: Place, num_envs: int) -> None:
+        """Have all replies go to the same place, each for its environment."""
+        if place == self._place:
+            return
+        found = self._placements.get(place)
+        if found is None:
+            self.place([place] * len(self.env_ids), num_envs)
+            found = _Placement(self.slots, self.taken, [(b.slots, b.reset_slots, b.form) for b in self.batches])
+            self._placements[place] = found
+        self._places, self._place = [], None
+        for batch, parts in zip(self.batches, found.batches):
+            batch.slots, batch.reset_slots, batch.form = parts
+        self.slots, self.taken = found.slots, found.taken
+        self._place = place
 
     def is_for(self, env_ids: Sequence[int], terms: tuple[Any, ...]) -> bool:
         """Whether it is for this call, on these ``Terms``, and the workers have nothing else to do."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from operator import and_, or_
+from typing import Any, Iterable, Optional
 
 import numpy as np
 
@@ -30,14 +31,17 @@ class Slots:
     With ``copy_on_get`` a slot is free again when its reply has been read; else when the user has made the next request
     for its environment.  Without an arena there is no slot, and every reply comes by message.
 
-    Attributes:
-        busy: for each environment, bits of the slots that a request in flight may fill.
+    Attributes, each with the bits of slots for each environment:
+        busy: those that a request in flight may fill.
+        held: those that views given to the user refer to (copy_on_get=False only).
+        unread: those of them that only replies refer to which wait to be received.
+        newest: that of the newest observation.
     """
 
     def __init__(self, arena: Optional[Arena], copy_on_get: bool, num_envs: int) -> None:
         self.arena = arena
         self.copies = copy_on_get
-        self.busy = bytearray(num_envs)
+        self.busy, self.held, self.unread, self.newest = (bytearray(num_envs) for _ in range(4))
         self._all_free = bytes(num_envs)
         self._indices = [(env_id, ...) for env_id in range(num_envs)]
 
@@ -56,8 +60,7 @@ class Slots:
         if self.copies:
             blocked, reset_slots = busy | (self._promised(env) if busy else 0), _RESET_SLOTS
         else:
-            env.held &= env.ready_bit | env.unread
-            blocked, reset_slots = busy | env.held, _VIEW_RESET_SLOTS
+            blocked, reset_slots = busy | self._still_held(env.env_id), _VIEW_RESET_SLOTS
         slot = _STEP_SLOTS[blocked]
         if slot >= 0:
             self.busy[env.env_id] = busy | 1 << slot
@@ -65,6 +68,30 @@ class Slots:
         if not resets:
             return slot, NO_RESET
         reset_slot = reset_slots[blocked]
+        return slot, reset_slot if reset_slot >= 0 else NO_RESET
+
+    def _still_held(self, env_id: int) -> int:
+        """Bits of the slots that the user may still look at, who makes a request for the environment."""
+        held = self.held[env_id] = self.held[env_id] & (self.newest[env_id] | self.unread[env_id])
+        return held
+
+    def place_for_all(self, steps: int, resets: bool) -> Optional[tuple[int, int]]:
+        """What ``take_for_step`` would give for each of so many environments, None if it would not be the same for all.
+
+        Nothing is in flight, and nothing is taken yet.
+        """
+        if self.arena is None:
+            return -1, -1 if resets else NO_RESET
+        if self.copies:
+            return 0, 1 if resets else NO_RESET
+        if steps < len(self.held):
+            return None
+        self.held[:] = bytes(map(and_, self.held, map(or_, self.newest, self.unread)))
+        blocked = self.held[0]
+        if self.held.count(blocked) < len(self.held) or _STEP_SLOTS[blocked] < 0:
+            return None
+        slot = _STEP_SLOTS[blocked]
+        reset_slot = _VIEW_RESET_SLOTS[blocked | 1 << slot] if resets else NO_RESET
         return slot, reset_slot if reset_slot >= 0 else NO_RESET
 
     def take_for_reset(self, env: EnvRecord, by_caller: bool) -> int:
@@ -75,9 +102,8 @@ class Slots:
         if self.copies:
             slot = _RESET_SLOTS[blocked]
         else:
-            if by_caller:
-                env.held &= env.ready_bit | env.unread
-            slot = _VIEW_RESET_SLOTS[blocked | env.held]
+            held = self._still_held(env.env_id) if by_caller else self.held[env.env_id]
+            slot = _VIEW_RESET_SLOTS[blocked | held]
         self.mark(env, slot)
         return slot
 
@@ -89,12 +115,12 @@ class Slots:
     def note_unread(self, env: EnvRecord, slot: int) -> None:
         """A reply that waits to be received refers to the slot: it stays as it is whatever is asked for meanwhile."""
         if slot >= 0 and not self.copies:
-            env.unread |= 1 << slot
+            self.unread[env.env_id] |= 1 << slot
 
     def note_read(self, env: EnvRecord, slot: int) -> None:
         """The user has it now."""
         if slot >= 0:
-            env.unread &= ~(1 << slot)
+            self.unread[env.env_id] &= ~(1 << slot)
 
     def reclaim(self, env: EnvRecord) -> None:
         """Free the slots that no request in flight refers to: whoever was to read them was interrupted."""
@@ -128,7 +154,8 @@ class Slots:
         if self.copies:
             arrays = [array.copy() for array in arrays]
         else:
-            self.note_views(env, slot)
+            self.held[env.env_id] |= 1 << slot
+            self.newest[env.env_id] = 1 << slot
         return restore(arena.layout.root, rest, arrays)
 
     def timestep(self, env: EnvRecord, slot: int, status: int, extra: Any) -> tuple[Any, Any, Any, Any]:
@@ -168,10 +195,16 @@ class Slots:
             return None
         return RoundReader(arena, self._indices, copies or self.copies)
 
-    def note_views(self, env: EnvRecord, slot: int) -> None:
-        """The user has views of the slot, and its observation is the newest."""
-        env.held |= 1 << slot
-        env.ready_bit = 1 << slot
+    def note_views(self, taken: bytes, older: Iterable[int]) -> None:
+        """The user gets views of the slots that ``taken`` has the bits of, for each environment.
+
+        They are of the newest observations, except those of the environments in ``older``.
+        """
+        self.held[:] = bytes(map(or_, self.held, taken))
+        newest = bytearray(taken)
+        for env_id in older:
+            newest[env_id] = 0
+        self.newest[:] = bytes(new or old for new, old in zip(newest, self.newest))
 
     def _promised(self, env: EnvRecord) -> int:
         """Bits of the slots that the steps in flight may fill with a reset of the worker's own."""
