@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
@@ -170,16 +169,15 @@ class ObservedSupervisor(ReplayingSupervisor):
                     vars(self)[name] = self._tracing(name)
 
     def _tracing(self, name: str) -> Callable[..., Any]:
-        """A method with its calls in the timeline; the supervisor does not hold itself by it."""
-        method, ref = getattr(type(self), name), weakref.ref(self)
+        """A method with its calls in the timeline."""
+        method = getattr(self, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            supervisor, begin = ref(), now()
-            assert supervisor is not None
+            begin = now()
             try:
-                return method(supervisor, *args, **kwargs)
+                return method(*args, **kwargs)
             finally:
-                supervisor._trace_call(name, begin)
+                self._trace_call(name, begin)
 
         return call
 

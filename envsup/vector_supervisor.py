@@ -7,6 +7,7 @@ from typing import Any, Mapping, Optional, Sequence
 
 from envsup.collect import ArrayCollector, StepArrays
 from envsup.env_supervisor import EnvSupervisor
+from envsup.observed import traced
 from envsup.payload import RecvPayload, SendPayload
 from envsup.supervisor import _data_of
 from envsup.vector_worker import Traits
@@ -60,6 +61,7 @@ class VectorSupervisor(EnvSupervisor):
         """Set an attribute of the environments, be it private."""
         self._set_attributes(name, values, range(self.env_num))
 
+    @traced
     def ask(self, env_ids: Sequence[int], method: str, *args: Any) -> list[Any]:
         """Call a method of the adapted environments; returns what it did, in the order of ``env_ids``.
 
@@ -69,6 +71,7 @@ class VectorSupervisor(EnvSupervisor):
         payloads = [SendPayload(env_id, method=method, args=list(args)) for env_id in env_ids]
         return _data_of(self._ask(payloads, self._ask_timeout())) if payloads else []
 
+    @traced
     def begin(
         self, env_ids: Sequence[int], actions: Sequence[Any], resets: Mapping[int, dict[str, Any]], seeds: Any = None
     ) -> Round:
@@ -96,6 +99,7 @@ class VectorSupervisor(EnvSupervisor):
                 raise
             return round_
 
+    @traced
     def finish(self, round_: Round, timeout: Optional[float]) -> Optional[StepArrays]:
         """Wait for the replies; returns what ``step_arrays`` would, None if nothing was stepped.
 

@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import (
     FORK,
@@ -26,6 +27,7 @@ from support import (
 )
 
 from envsup.testing import Gate
+from envsup.vector import make_vec
 
 Row = tuple[int, int]
 ROUNDING = 2e-3
@@ -125,6 +127,16 @@ def test_the_calls_of_the_supervisor_and_their_waits(make_of: Make, tmp_path: Pa
     assert all(call["ts"] <= wait["ts"] + ROUNDING for wait in waits)
     assert sum(wait["dur"] for wait in waits) <= call["dur"] + ROUNDING
     assert timeline.names("thread_name")[(call["pid"], call["tid"])] == "calls of the supervisor"
+
+
+def test_the_calls_of_a_vector_environment(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    env = make_vec("CartPole-v1", 2, vector_kwargs={"mp_ctx": "fork", "trace": path})
+    env.reset(seed=0)
+    env.step(np.array([0, 1]))
+    env.close()
+    names = [call["name"] for call in Timeline(path).of("call") if call["pid"] == os.getpid() and not call["args"]]
+    assert names == ["begin", "finish"] * 2
 
 
 @kinds(FORK, SPAWN)
