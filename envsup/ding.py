@@ -17,7 +17,7 @@ from envsup.probe import Learned
 from envsup.ready import ReadyObservations
 from envsup.spaces import class_names
 from envsup.stepping import Actions
-from envsup.supervisor import _data_of
+from envsup.supervisor import data_of
 
 
 class DingEnvSupervisor(EnvSupervisor):
@@ -66,7 +66,7 @@ class DingEnvSupervisor(EnvSupervisor):
         assert not self.closed, "The env supervisor is closed."
         ids = self.ready_obs_id
         payloads = [SendPayload(env_id, method="_frame") for env_id in ids]
-        return dict(zip(ids, _data_of(self._ask(payloads, self._ask_timeout())))) if ids else {}
+        return dict(zip(ids, data_of(self._ask(payloads, self._ask_timeout())))) if ids else {}
 
     def random_action(self) -> dict[int, Any]:
         """A sample of the action space for each environment in RUN; ``step`` takes it."""

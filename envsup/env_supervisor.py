@@ -38,9 +38,9 @@ from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators
 from envsup.stepping import SteppingSupervisor
-from envsup.supervisor import DEFAULT_LAUNCH_TIMEOUT
 from envsup.waiting import Waiting
 from envsup.worker import Call, Hosted
+from envsup.worker_group import DEFAULT_LAUNCH_TIMEOUT
 from envsup.worker_threads import ThreadLimit
 
 logger = logging.getLogger("envsup")

@@ -19,7 +19,7 @@ from envsup.observed import ObservedSupervisor
 from envsup.payload import SendPayload
 from envsup.probe import Learned, check_probe, learn, learn_in_worker
 from envsup.render import captions_of, grid_of
-from envsup.supervisor import _data_of
+from envsup.supervisor import data_of
 from envsup.worker import method_hint
 
 
@@ -183,7 +183,7 @@ class EnvView(ObservedSupervisor):
         if method.startswith("_"):
             raise AttributeError(f"{method} is private and is not run in a worker")
         payloads = [SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._named_ids(env_id)]
-        return _data_of(self._ask(payloads, self._ask_timeout()))
+        return data_of(self._ask(payloads, self._ask_timeout()))
 
     def render_grid(self, max_side: Optional[int] = None, captions: bool = True) -> Picture:
         """One picture of all environments, drawn in their workers: side by side, in the order of their ids.
@@ -233,7 +233,7 @@ class EnvView(ObservedSupervisor):
             raise ValueError(f"there are {len(values)} values for {len(ids)} environments")
         payloads = [SendPayload(i, method="_set_attribute", args=[name, value]) for i, value in zip(ids, values)]
         if payloads:
-            _data_of(self._ask(payloads, self._ask_timeout()))
+            data_of(self._ask(payloads, self._ask_timeout()))
 
     def _named_ids(self, env_id: Union[int, Sequence[int], None]) -> list[int]:
         ids: Any = range(self.env_num) if env_id is None else env_id

@@ -6,41 +6,23 @@ Behaves as ``ding.framework.Supervisor`` of DI-engine does, apart from what is s
 from __future__ import annotations
 
 import logging
-import math
-import os
 import queue
-import threading
-import time
-import weakref
-from collections import deque
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, ClassVar, Iterator, Mapping, NoReturn, Optional, Sequence, Union
+from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 
 from envsup.arena import FAILED
-from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request, stop_all
-from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
-from envsup.evidence import FORWARD_EVERY, Evidence, Patience
+from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request
 from envsup.inbox import Inbox, Key
-from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
-from envsup.limits import check_descriptors
-from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
-from envsup.poller import Poller, make_poller
-from envsup.process import ChildProcess
 from envsup.receive_all import ReceiveAll, RemainPayloads
-from envsup.spec import WorkerSpec
-from envsup.start_methods import start_method_of
-from envsup.thread import ChildThread
-from envsup.waiting import Bell, Doorbell, LockBell, Waiting
+from envsup.waiting import Waiting
 from envsup.worker import Hosted
-from envsup.worker_threads import ThreadLimit
+from envsup.worker_group import WorkerGroup
 
 logger = logging.getLogger("envsup")
 
-DEFAULT_LAUNCH_TIMEOUT = 60.0
 
-
-class Supervisor:
+class Supervisor(WorkerGroup):
     """Keeps objects in workers of one kind and exchanges requests and replies with them.
 
     Any thread may send while another waits in ``recv``.  Works as a context manager that shuts down at the end.
@@ -50,40 +32,11 @@ class Supervisor:
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
     """
 
-    TYPE_MAPPING: ClassVar[Mapping[ChildType, type[Child]]] = {
-        ChildType.PROCESS: ChildProcess,
-        ChildType.THREAD: ChildThread,
-    }
-
     def __init__(
         self, type_: Union[ChildType, str] = ChildType.PROCESS, mp_ctx: Union[str, BaseContext, None] = None
     ) -> None:
-        self._type = ChildType(type_)
-        self._start_method = start_method_of(mp_ctx)
-        self._launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT
-        self._children: list[Child] = []
-        self._child_of: dict[int, Child] = {}
-        self._running = False
-        self._launches = 0
-        self.clock: Callable[[], float] = time.monotonic
-        self._lock: Any = threading.RLock()
-        self._turn = threading.Condition(self._lock)
-        self._polling = False
-        self._sleepers = 0
+        super().__init__(type_, mp_ctx)
         self._inbox = Inbox()
-        self._deaths: dict[int, Exception] = {}
-        self._suspects: set[Child] = set()
-        self._next_check = math.inf
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._rung: deque[Child] = deque()
-        self._processes: set[WorkerProcess] = set()
-        self._capture_stderr = False
-        self._threads: Optional[ThreadLimit] = None
-        self._patience = Patience()
-        self._poller: Optional[Poller] = None
-        self._doorbell: Optional[Bell] = None
-        self._life_pipe: Optional[LifePipe] = None
-        self._finalizer: Optional[weakref.finalize[Any, Any]] = None
 
     # -- what the user calls --
 
@@ -102,32 +55,6 @@ class Supervisor:
         """
         hosted = Hosted(len(self._child_of), init, shm_buffer, shm_callback)
         self._add_child([hosted])
-
-    def start_link(self) -> None:
-        """Start the workers; does nothing when they run.
-
-        Raises:
-            OSError: if the system has no more processes, descriptors or memory; nothing is left running then.
-        """
-        if self._running:
-            return
-        self._check_limits()
-        self._open()
-        started = 0
-        try:
-            for child in self._children:
-                child.start()
-                started += 1
-        except OSError as error:
-            self._close_down(0.0)
-            message = (
-                f"{len(self._children)} workers are needed, and {started} could be started: {error.strerror or error}"
-            )
-            raise OSError(error.errno, message) if error.errno else OSError(message) from error
-        except BaseException:
-            self._close_down(0.0)
-            raise
-        self._running = True
 
     def send(self, payload: SendPayload) -> None:
         """Send a request, whose reply comes out of ``recv`` or ``recv_all``.
@@ -222,125 +149,7 @@ class Supervisor:
     def __reduce_ex__(self, _: object) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} cannot be copied or pickled: its workers belong to this one")
 
-    # -- workers --
-
-    def _add_child(self, hosted: list[Hosted]) -> Child:
-        assert not self._running, "Register before start_link."
-        child = self.TYPE_MAPPING[self._type](hosted, self, self._launch_timeout)
-        self._children.append(child)
-        for item in hosted:
-            self._child_of[item.proc_id] = child
-        return child
-
-    def _child(self, proc_id: int) -> Child:
-        try:
-            return self._child_of[proc_id]
-        except (KeyError, TypeError):
-            raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
-
-    def _check_limits(self) -> None:
-        """Raise what would go wrong later, before anything is started."""
-        if self.TYPE_MAPPING[self._type].has_descriptors:
-            check_descriptors(len(self._children), self._start_method, self._capture_stderr)
-
-    def _open(self) -> None:
-        self._launches += 1
-        if self.TYPE_MAPPING[self._type].has_descriptors:
-            self._poller, self._doorbell = make_poller(), Doorbell()
-            close_in_forked_children(self._poller)
-        else:
-            self._poller = self._doorbell = LockBell()
-        self._life_pipe = LifePipe()
-        self._finalizer = weakref.finalize(self, end_processes, self._processes, self._life_pipe, os.getpid())
-        self.handle(self._doorbell.fd, self._on_bell)
-
-    def _close_down(self, timeout: float) -> None:
-        """End all workers and give back every descriptor, whatever state they are in."""
-        with self._lock:
-            self._running = False
-            while self._polling:
-                assert self._doorbell is not None
-                self._doorbell.ring()
-                self._sleep(None)
-            try:
-                stop_all(self._children, timeout, time.monotonic)
-            finally:
-                for child in self._children:
-                    child.kill()
-                self._give_back()
-                self._turn.notify_all()
-
-    def _give_back(self) -> None:
-        self._handlers.clear()
-        self._inbox.clear()
-        self._deaths.clear()
-        self._suspects.clear()
-        self._rung.clear()
-        self._next_check = math.inf
-        if self._finalizer is not None:
-            self._finalizer.detach()
-        if self._poller is not None and self._doorbell is not None and self._life_pipe is not None:
-            self._poller.close_descriptors()
-            self._doorbell.close_descriptors()
-            self._life_pipe.close()
-        self._poller = self._doorbell = self._life_pipe = None
-
-    # -- what the workers' side calls (child.Listener) --
-
-    def start_process(self, spec: WorkerSpec) -> WorkerProcess:
-        assert self._life_pipe is not None
-        evidence = Evidence(self._capture_stderr, self._patience)
-        try:
-            process = start_worker(self._start_method, spec._replace(threads=self._threads), self._life_pipe, evidence)
-        except BaseException:
-            evidence.close_descriptors()
-            raise
-        self._processes.add(process)
-        if self._capture_stderr:
-            self.on_deadline(self.clock() + FORWARD_EVERY)
-        return process
-
-    def process_ended(self, process: WorkerProcess) -> None:
-        self._processes.discard(process)
-
-    def handle(self, fd: int, handler: Optional[Callable[[], None]], write: bool = False) -> None:
-        poller = self._poller
-        if poller is None:
-            return
-        if handler is None:
-            if self._handlers.pop(fd, None) is not None:
-                poller.forget(fd)
-            return
-        if fd not in self._handlers:
-            poller.watch(fd, write)
-        self._handlers[fd] = handler
-
-    def ring(self, child: Child, now: bool = True) -> None:
-        self._rung.append(child)
-        doorbell = self._doorbell
-        if now and doorbell is not None:
-            doorbell.ring()
-
-    def on_deadline(self, when: float) -> None:
-        if when < self._next_check:
-            self._next_check = when
-            if self._polling and self._doorbell is not None:
-                self._doorbell.ring()
-
-    def on_started(self, child: Child, why: Optional[BaseException]) -> None:
-        """Nothing to be done."""
-
-    def on_given_up(self, child: Child, request: Request) -> None:
-        """Nothing to be done."""
-
-    def on_step(self, child: Child, request: Request, status: int, rest: Any) -> None:
-        raise NotImplementedError("only environments are stepped")
-
-    def on_plain_steps(self, child: Child, request: Request, statuses: bytes) -> None:
-        raise NotImplementedError("only environments are stepped")
-
-    def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
-        raise NotImplementedError("only environments are stepped")
+    # -- replies --
 
     def on_reply(self, child: Child, request: Request, status: int, data: Any) -> None:
         if request.method == BUILD_METHOD:
@@ -378,190 +187,12 @@ class Supervisor:
             owner.results[payload.proc_id] = payload
             owner.settle()
 
-    def _on_bell(self) -> None:
-        if self._doorbell is not None:
-            self._doorbell.answer()
-        self._receive_from_rung()
-
-    def _receive_from_rung(self) -> None:
-        rung = self._rung
-        while rung:
-            child = rung[0]
-            try:
-                child.receive()
-            except BaseException:
-                self._suspect(child)
-                raise
-            rung.popleft()
-
-    # -- waiting --
-
-    def _wait(self, ready: Callable[[], Any], timeout: Optional[float] = None) -> bool:
-        """Wait, with the lock held, until ``ready()`` is true; False if ``timeout`` seconds went by.
-
-        One thread polls, with the lock released; others wait for what it finds.
-        """
-        end = math.inf if timeout is None else self.clock() + timeout
-        launches = self._launches
-        polled = False
-        while True:
-            if self._suspects and self._running:
-                self._end_suspects()
-            if self._launches != launches:
-                raise SupervisorClosed("the supervisor was closed, and launched again")
-            if ready():
-                return True
-            self._raise_pending()
-            if not self._running:
-                raise SupervisorClosed("the supervisor is closed")
-            left = end - self.clock() if end < math.inf else None
-            if left is not None and left <= 0 and polled:
-                return False
-            polled = True
-            if self._polling:
-                self._sleep(left)
-            else:
-                self._poll(left)
-
-    def _wake(self) -> None:
-        """There is something for a thread that waits, and no worker has written."""
-        if self._polling and self._doorbell is not None:
-            self._doorbell.ring()
-
     def _delivered(self, payload: RecvPayload) -> None:
         """A reply is on its way to the user."""
 
-    def _raise_pending(self) -> None:
-        """Raise what has to be raised by whichever call waits."""
-
-    def _sleep(self, left: Optional[float]) -> None:
-        self._sleepers += 1
-        try:
-            self._turn.wait(left)
-        finally:
-            self._sleepers -= 1
-
-    def _poll(self, left: Optional[float]) -> None:
-        """Wait for something to happen, for ``left`` seconds at most, and see to it."""
-        poller = self._poller
-        assert poller is not None
-        if self._rung:
-            return self._receive_from_rung()  # Its bell may have been answered by a call that was interrupted.
-        if self._next_check < math.inf:
-            until_check = self._next_check - self.clock()
-            left = until_check if left is None else min(left, until_check)
-        if left is not None and left < 0:
-            left = 0.0  # Pollers take what is negative for no limit.
-        self._polling = True
-        try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
-            self._lock.release()
-            ready = poller.poll(left)
-        finally:
-            try:
-                self._lock.acquire()
-            finally:
-                self._polling = False
-            if self._sleepers:
-                self._turn.notify_all()
-        if self._running:
-            self._dispatch(ready)
-            if self._next_check < math.inf and self.clock() >= self._next_check:
-                self._check_deadlines()
-        elif self._poller is not None:
-            self._turn.notify_all()
-
-    def _dispatch(self, ready: list[int]) -> None:
-        handlers = self._handlers
-        handler: Any = None
-        try:
-            for fd in ready:
-                handler = handlers.get(fd)
-                if handler is not None:
-                    handler()
-        except BaseException:
-            self._suspect(getattr(handler, "__self__", None))
-            raise
-
-    def _suspect(self, child: Any) -> None:
-        """An interrupt came while a worker was seen to: what it sent may be lost, what it needs may be half done."""
-        if isinstance(child, Child):
-            self._suspects.add(child)
-
-    def _end_suspects(self) -> None:
-        while self._suspects:
-            child = next(iter(self._suspects))
-            self._end_suspect(child)
-            self._suspects.discard(child)
-
-    def _end_suspect(self, child: Child) -> None:
-        method = child.open[0].method if child.open else None
-        message = f"{child.describe()} was ended, since an interrupt cut it short"
-        error = WorkerDied(message, child.proc_ids, child.pid, method=method, stderr=child.last_stderr())
-        child.kill()
-        self.on_lost(child, child.take_open(), error)
-
-    def _check_deadlines(self) -> None:
-        """Give up what is late; first read what has arrived, so that nothing that has is judged late."""
-        assert self._poller is not None
-        while True:
-            ready = self._poller.poll(0)
-            if not ready:
-                break
-            self._dispatch(ready)
-        for child in self._children:
-            child.receive()  # A thread may have answered and not rung yet.
-        if self._capture_stderr:
-            for process in self._processes:
-                process.evidence.forward_stderr()
-        now = self.clock()
-        self._on_time(now)
-        for child in self._children:
-            for request in list(child.open):
-                if request.deadline is not None and request.deadline <= now and not request.expired:
-                    if child.receiving():
-                        request.deadline = now + (request.timeout or 1.0)
-                    elif request in child.open:
-                        child.expire(request)
-                        try:
-                            self._on_expired(child, request)
-                        except BaseException:
-                            self._suspect(child)
-                            raise
-        self._next_check = min(self._deadlines(), default=math.inf)
-
-    def _on_time(self, now: float) -> None:
-        """Do what was put off until now."""
-
-    def _deadlines(self) -> Iterator[float]:
-        if self._capture_stderr and self._processes:
-            yield self.clock() + FORWARD_EVERY
-        for child in self._children:
-            for request in child.open:
-                if request.deadline is not None and not request.expired:
-                    yield request.deadline
-
-    def _on_expired(self, child: Child, request: Request) -> None:
-        """A request was not answered in time."""
-        error = self._timeout_error(child, request)
-        if request.method != BUILD_METHOD:
-            return self._on_failed(request, error)
-        child.kill()
-        self.on_lost(child, child.take_open(), error)
-
-    def _timeout_error(self, child: Child, request: Request) -> WorkerTimeout:
-        ids = ", ".join(map(str, request.proc_ids[request.answered :][:1]))
-        what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
-        message = f"environment {ids} {what} within {request.timeout} s"
-        first = child.open[0] if child.open else request
-        if first is not request and first.expired:
-            message += f", as its worker has not come back from {first.method} of environment {first.proc_ids[0]}"
-        stack, condition = child.stack()
-        if condition:
-            message += f"; {condition}"
-        proc_ids = tuple(request.proc_ids[request.answered :][:1])
-        return WorkerTimeout(
-            message, proc_ids, child.pid, method=request.method, stack=stack, stderr=child.last_stderr()
-        )
+    def _give_back(self) -> None:
+        super()._give_back()
+        self._inbox.clear()
 
     # -- calls that wait for their own replies --
 
@@ -593,7 +224,7 @@ class Supervisor:
         if key.startswith("_"):
             raise AttributeError(f"{key} is private and is not read from a worker")
         payloads = [SendPayload(i, method=ReserveMethod.GETATTR, args=[key]) for i in proc_ids]
-        return _data_of(self._ask(payloads, self._ask_timeout()))
+        return data_of(self._ask(payloads, self._ask_timeout()))
 
     def _drop(self, keys: set[Key]) -> None:
         """Nobody waits for these replies any more: drop them when they come."""
@@ -615,7 +246,7 @@ def _payload_of(request: Request) -> RecvPayload:
     return RecvPayload(sent.proc_id, sent.req_id, sent.method)
 
 
-def _data_of(payloads: Sequence[RecvPayload]) -> list[Any]:
+def data_of(payloads: Sequence[RecvPayload]) -> list[Any]:
     for payload in payloads:
         if payload.err is not None:
             raise payload.err

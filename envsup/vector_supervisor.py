@@ -9,7 +9,7 @@ from envsup.collect import ArrayCollector, StepArrays
 from envsup.env_supervisor import EnvSupervisor
 from envsup.observed import traced
 from envsup.payload import RecvPayload, SendPayload
-from envsup.supervisor import _data_of
+from envsup.supervisor import data_of
 from envsup.vector_worker import Traits
 from envsup.waiting import Waiting
 
@@ -69,7 +69,7 @@ class VectorSupervisor(EnvSupervisor):
             Exception: what it raised in the first environment where it raised.
         """
         payloads = [SendPayload(env_id, method=method, args=list(args)) for env_id in env_ids]
-        return _data_of(self._ask(payloads, self._ask_timeout())) if payloads else []
+        return data_of(self._ask(payloads, self._ask_timeout())) if payloads else []
 
     @traced
     def begin(
