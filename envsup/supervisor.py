@@ -27,6 +27,7 @@ from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.poller import Poller, make_poller
 from envsup.process import ChildProcess
+from envsup.ray_child import ChildRay
 from envsup.receive_all import ReceiveAll, RemainPayloads
 from envsup.spec import WorkerSpec
 from envsup.start_methods import start_method_of
@@ -46,13 +47,14 @@ class Supervisor:
     Any thread may send while another waits in ``recv``.  Works as a context manager that shuts down at the end.
 
     Arguments:
-        type_: processes or threads.
+        type_: processes, threads or actors of Ray.
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
     """
 
     TYPE_MAPPING: ClassVar[Mapping[ChildType, type[Child]]] = {
         ChildType.PROCESS: ChildProcess,
         ChildType.THREAD: ChildThread,
+        ChildType.RAY: ChildRay,
     }
 
     def __init__(
@@ -84,6 +86,8 @@ class Supervisor:
         self._doorbell: Optional[Bell] = None
         self._life_pipe: Optional[LifePipe] = None
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
+        self._disconnect: Optional[Callable[[], None]] = None
+        self._fatal: Optional[RuntimeError] = None
 
     # -- what the user calls --
 
@@ -245,6 +249,8 @@ class Supervisor:
 
     def _open(self) -> None:
         self._launches += 1
+        self._fatal = None
+        self._disconnect = self.TYPE_MAPPING[self._type].connect(self._children, self)
         if self.TYPE_MAPPING[self._type].has_descriptors:
             self._poller, self._doorbell = make_poller(), Doorbell()
             close_in_forked_children(self._poller)
@@ -284,6 +290,9 @@ class Supervisor:
             self._doorbell.close_descriptors()
             self._life_pipe.close()
         self._poller = self._doorbell = self._life_pipe = None
+        disconnect, self._disconnect = self._disconnect, None
+        if disconnect is not None:
+            disconnect()
 
     # -- what the workers' side calls (child.Listener) --
 
@@ -326,6 +335,12 @@ class Supervisor:
             self._next_check = when
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
+
+    def on_fatal(self, error: RuntimeError) -> None:
+        self._fatal = self._fatal or error
+        doorbell = self._doorbell
+        if doorbell is not None:
+            doorbell.ring()
 
     def on_started(self, child: Child, why: Optional[BaseException]) -> None:
         """Nothing to be done."""
@@ -433,6 +448,10 @@ class Supervisor:
 
     def _raise_pending(self) -> None:
         """Raise what has to be raised by whichever call waits."""
+        if self._fatal is not None:
+            error, self._fatal = self._fatal, None
+            self.shutdown(5)
+            raise error
 
     def _sleep(self, left: Optional[float]) -> None:
         self._sleepers += 1
