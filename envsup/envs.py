@@ -15,7 +15,7 @@ import numpy as np
 from envsup.arena import TRUNCATED_KEY
 from envsup.episode_log import START, fingerprint
 from envsup.errors import InvalidTimestep
-from envsup.frame import frame_of
+from envsup.frame import drawn_by, frame_of
 from envsup.meter import number_of
 from envsup.recording import record_video
 from envsup.spaces import class_names
@@ -121,10 +121,8 @@ class Environment:
             setter(self._env, name, value)
 
     def _frame(self) -> Any:
-        """What the environment shows now."""
-        from envsup.rendering import frame_of
-
-        return frame_of(self._env)
+        """What the environment draws now; see ``drawn_by``."""
+        return drawn_by(self._env)
 
     def enable_save_replay(self, replay_path: str) -> None:
         """Save replays below ``replay_path``: by the environment's own method, else as mp4 by gym's ``RecordVideo``.

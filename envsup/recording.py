@@ -45,21 +45,30 @@ def record_video(env: Any, folder: str, env_id: int) -> Any:
     no life of a worker, and no run, writes over what another has written.
 
     Raises:
-        RuntimeError: if ``env`` was not made with ``render_mode="rgb_array"``, or no video writer is there.
+        RuntimeError: if ``env`` was not made with ``render_mode="rgb_array"`` or the other of ``recorded_modes``, or no
+            video writer is there.
         TypeError: if ``env`` is of neither library.
     """
     library, name = library_of(env), type(getattr(env, "unwrapped", env)).__name__
     if library is None:
         raise TypeError(f"{name} has no enable_save_replay method and is no gym or gymnasium environment")
     mode = getattr(env, "render_mode", None)
-    if mode not in ("rgb_array", "rgb_array_list"):
-        raise RuntimeError(f"saving replays of {name} needs render_mode='rgb_array' when it is made; it has {mode!r}")
+    modes = recorded_modes(library)
+    if mode not in modes:
+        needed = " or ".join(map(repr, modes))
+        raise RuntimeError(f"saving replays of {name} needs render_mode={needed} when it is made; it has {mode!r}")
     _require_video_writer()
     prefix = f"env{env_id}-{datetime.now():%Y%m%d-%H%M%S%f}-{os.getpid()}"
     recorder = _recorder_of_gym() if library == "gym" else _recorder_of_gymnasium()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Overwriting existing videos")  # It does not.
         return recorder(env, folder, episode_trigger=_every_episode, name_prefix=prefix)
+
+
+def recorded_modes(library: str) -> tuple[str, str]:
+    """The render modes of which a library's ``RecordVideo`` makes videos."""
+    version = importlib.import_module(library).__version__ if library == "gym" else ""
+    return ("rgb_array", "single_rgb_array" if version.startswith("0.25.") else "rgb_array_list")
 
 
 def _recorder_of_gym() -> Any:

@@ -40,11 +40,23 @@ def videos(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*.mp4")}
 
 
+def whole_videos(folder: Path) -> dict[Path, bytes]:
+    """Those of whole episodes: gym 0.25 writes a video while the episode goes on."""
+    return {path: data for path, data in videos(folder).items() if _is_whole(path)}
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return frames_of(path) == WHOLE
+    except RuntimeError:
+        return False
+
+
 @of_each_library
 def test_a_killed_worker_and_its_successor_leave_all_their_videos(
     make_fork: Make, make_env: Factory, tmp_path: Path
 ) -> None:
-    """The episode that was killed has none."""
+    """The episode that was killed has none, or (gym 0.25) a part of one."""
     sup = make_fork([make_env] * 2)
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:
@@ -53,15 +65,15 @@ def test_a_killed_worker_and_its_successor_leave_all_their_videos(
     sup.launch()
     for _ in range(WHOLE):
         step(sup, {0: 1, 1: 1})
-    before = videos(tmp_path)
+    before = whole_videos(tmp_path)
+    assert len(before) == 2
     step(sup, {0: "kill", 1: 1})
     for _ in range(LENGTH):
         step(sup, {0: 1, 1: 1})
     sup.close()
-    after = videos(tmp_path)
+    after = whole_videos(tmp_path)
     assert before.items() <= after.items(), "nothing was written over"
-    whole = [frames_of(path) for path in after].count(WHOLE)
-    assert whole == 4, "two episodes of each environment"
+    assert len(after) == 4, "two episodes of each environment"
     assert {path.parent for path in after} == set(folders)
 
 
