@@ -79,9 +79,22 @@ class Recorder:
         """An episode of this return has ended after so many steps of all environments."""
         self.episodes.append(Episode(int(at_step), int(env_id), float(value)))
 
+    def mean_return(self, window: int = _WINDOW) -> float:
+        """The mean return of the last ``window`` episodes, or of all if they are fewer; nan if there is none."""
+        values = [episode.value for episode in self.episodes[-window:]]
+        return float(np.mean(values)) if values else float("nan")
+
+    def reached(self, target: float, window: int = _WINDOW) -> bool:
+        """Whether there were ``window`` episodes, and the mean return of the last of them is ``target`` or more."""
+        return len(self.episodes) >= window and self.mean_return(window) >= target
+
 
 def returns(
-    source: Union[Recorder, Sequence[Episode]], path: Optional[PathLike] = None, window: int = _WINDOW
+    source: Union[Recorder, Sequence[Episode]],
+    path: Optional[PathLike] = None,
+    window: int = _WINDOW,
+    target: Optional[float] = None,
+    title: Optional[str] = None,
 ) -> "Figure":
     """A learning curve: the return of each episode over the steps of all environments, and a running mean.
 
@@ -89,6 +102,8 @@ def returns(
         source: a recorder, or its episodes.
         path: of a picture to write; the name says of which kind it is.
         window: the mean is of so many episodes, of fewer at the beginning.
+        target: a return to draw a line at.
+        title: of the picture, by default how many episodes there are.
 
     Raises:
         ImportError: if matplotlib is not installed.
@@ -102,8 +117,10 @@ def returns(
     figure, axes = _figure()
     axes.plot(steps, values, ".", markersize=3, alpha=0.4, label="episode")
     axes.plot(steps, running_mean(values, window), linewidth=2, label=f"mean of the last {window}")
+    if target is not None:
+        axes.axhline(target, color="grey", linestyle="--", linewidth=1, label=f"target {target:g}")
     missed = recorder.missed if recorder is not None else 0
-    axes.set(xlabel="steps of all environments", ylabel="return", title=_title(len(episodes), missed))
+    axes.set(xlabel="steps of all environments", ylabel="return", title=title or _title(len(episodes), missed))
     axes.legend(loc="best")
     return _save(figure, path)
 
