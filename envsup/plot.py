@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, 
 
 import numpy as np
 
+from envsup.arguments import positive_int
 from envsup.observed import ObservedSupervisor
 
 if TYPE_CHECKING:
@@ -107,10 +108,9 @@ def returns(
 
     Raises:
         ImportError: if matplotlib is not installed.
-        ValueError: if ``window`` is not positive.
+        ValueError: if ``window`` is not a positive int.
     """
-    if window < 1:
-        raise ValueError(f"window must be positive, not {window}")
+    window = positive_int("window", window)
     recorder = source if isinstance(source, Recorder) else None
     episodes = list(source.episodes if isinstance(source, Recorder) else source)
     steps, values = [episode.at_step for episode in episodes], [episode.value for episode in episodes]
@@ -157,7 +157,9 @@ def step_times(
 
     Raises:
         ImportError: if matplotlib is not installed.
+        ValueError: if ``bins`` is not a positive int.
     """
+    bins = positive_int("bins", bins)
     times = read_step_times(source) if isinstance(source, ObservedSupervisor) else source
     found = {env_id: 1e3 * np.asarray(seconds, np.float64) for env_id, seconds in times.items() if len(seconds)}
     figure, axes = _figure()

@@ -109,8 +109,11 @@ def test_target_is_drawn_and_when_it_is_reached() -> None:
 def test_no_episodes_are_an_empty_picture(tmp_path: Path) -> None:
     assert lines_of(plot.returns([], tmp_path / "none.png")) == [([], []), ([], [])]
     assert is_png(tmp_path / "none.png")
-    with pytest.raises(ValueError, match="window"):
-        plot.returns([], window=0)
+    for window in (0, 1.5):
+        with pytest.raises(ValueError, match="window"):
+            plot.returns([], window=window)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bins"):
+        plot.step_times({}, bins=0)
 
 
 # -- step times --

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
@@ -253,6 +254,61 @@ def test_video_file(tmp_path: Path) -> None:
     assert not (tmp_path / "b.mp4").exists()
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        None,
+        np.zeros((8, 8, 3)),
+        np.zeros((8, 8), np.uint8),
+        np.zeros((8, 8, 4), np.uint8),
+        np.zeros((0, 8, 3), np.uint8),
+    ],
+)
+def test_video_takes_frames_alone(frame: Any, tmp_path: Path) -> None:
+    """Others were written as noise, or not at all."""
+    pytest.importorskip("imageio_ffmpeg")
+    with VideoFile(tmp_path / "a.mp4", 20) as video, pytest.raises(ValueError, match="a frame is uint8"):
+        video.add(frame)
+    assert not (tmp_path / "a.mp4").exists()
+
+
+@pytest.mark.parametrize(("name", "error"), [("a.gif", ValueError), ("a", ValueError), ("folder.mp4", OSError)])
+def test_video_that_cannot_be_written_is_an_error(name: str, error: type[Exception], tmp_path: Path) -> None:
+    """It was nowhere, and nobody said so."""
+    pytest.importorskip("imageio_ffmpeg")
+    (tmp_path / "folder.mp4").mkdir()
+    with pytest.raises(error):
+        VideoFile(tmp_path / name, 20)
+    with pytest.raises(ValueError, match="fps"):
+        VideoFile(tmp_path / "a.mp4", 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.mp4"]
+
+
+def test_video_that_came_to_nothing_is_an_error(tmp_path: Path) -> None:
+    """The encoder had ended without a frame, and the file was empty."""
+    pytest.importorskip("imageio_ffmpeg")
+
+    def drop(*_: Any, **__: Any) -> Iterator[None]:
+        while True:
+            yield
+
+    with pytest.raises(OSError, match=r"a\.mp4' could not be written"), VideoFile(tmp_path / "a.mp4", 20) as video:
+        video._write_frames = drop
+        video.add(np.zeros((8, 8, 3), np.uint8))
+
+
+def test_video_that_is_closed_takes_no_more(tmp_path: Path) -> None:
+    """It began anew, and wrote over what was there."""
+    pytest.importorskip("imageio_ffmpeg")
+    video = VideoFile(tmp_path / "a.mp4", 20)
+    video.add(np.zeros((8, 8, 3), np.uint8))
+    video.close()
+    video.close()
+    with pytest.raises(ValueError, match="closed"):
+        video.add(np.zeros((8, 8, 3), np.uint8))
+    assert len(video_of(tmp_path / "a.mp4", (8, 8))) == 1
+
+
 def test_demonstration_writes_a_video(tmp_path: Path) -> None:
     pytest.importorskip("pygame")
     pytest.importorskip("imageio_ffmpeg")
@@ -281,7 +337,11 @@ def test_frames_are_bounded_however_long_the_run(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize(
     ("path", "message"),
-    [("a.gif", "must end in .mp4"), ("/no/such/folder/a.mp4", "--render: FileNotFoundError")],
+    [
+        ("a.gif", "must end in .mp4"),
+        ("/no/such/folder/a.mp4", "--render: FileNotFoundError"),
+        (".mp4", "--render: ValueError"),
+    ],
 )
 def test_what_cannot_be_written(path: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) if path.endswith("gif") else pytest.MonkeyPatch.context():
