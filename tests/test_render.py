@@ -292,9 +292,11 @@ def test_video_that_came_to_nothing_is_an_error(tmp_path: Path) -> None:
         while True:
             yield
 
-    with pytest.raises(OSError, match=r"a\.mp4' could not be written"), VideoFile(tmp_path / "a.mp4", 20) as video:
-        video._write_frames = drop
-        video.add(np.zeros((8, 8, 3), np.uint8))
+    video = VideoFile(tmp_path / "a.mp4", 20)
+    video._write_frames = drop
+    video.add(np.zeros((8, 8, 3), np.uint8))
+    with pytest.raises(OSError, match=r"a\.mp4' could not be written"):
+        video.close()
 
 
 def test_video_that_is_closed_takes_no_more(tmp_path: Path) -> None:
