@@ -6,12 +6,16 @@ Only the standard library is imported here: a worker loads a recorder when it is
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 import warnings
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Iterator, Optional, Union
+
+logger = logging.getLogger("envsup")
 
 _NAME = re.compile(r"env(\d+)-(\d{8}-\d{12})-\d+-episode-(\d+)\.mp4")
 
@@ -73,10 +77,13 @@ def recorded_modes(library: str) -> tuple[str, str]:
 
 def _recorder_of_gym() -> Any:
     """gym's ``RecordVideo``, but it neither closes the environment after each episode nor draws bars of its own, it can
-    be asked to render meanwhile, and an episode that is cut short has a video of its own."""
+    be asked to render meanwhile, an episode that is cut short has a video of its own, and a video that cannot be
+    written costs no episode."""
     wrappers = importlib.import_module("gym.wrappers")
 
     class Recorder(wrappers.RecordVideo):  # type: ignore[misc,name-defined,unused-ignore]
+        recording: bool
+
         def reset(self, **kwargs: Any) -> Any:
             if self.recording:
                 self.close_video_recorder()
@@ -89,15 +96,32 @@ def _recorder_of_gym() -> Any:
             history.clear()
             return frames or self.env.render(*args, **kwargs)
 
+        def start_video_recorder(self) -> None:
+            with _costing_nothing():
+                os.makedirs(self.video_folder, exist_ok=True)
+                super().start_video_recorder()
+
         def close_video_recorder(self) -> None:
-            video = self.video_recorder
-            if self.recording and getattr(video, "recorded_frames", None):
-                _write(video.recorded_frames, video.frames_per_sec, video.path)
-                video.write_metadata()
-                video._closed = True
-            super().close_video_recorder()
+            video, was_recording = self.video_recorder, self.recording
+            self.recording = False
+            with _costing_nothing():
+                if was_recording:
+                    _finish(video)
 
     return Recorder
+
+
+def _finish(video: Any) -> None:
+    """What gym's ``VideoRecorder.close`` does, but it closes no environment and draws no bar."""
+    frames = getattr(video, "recorded_frames", None)
+    try:
+        if frames:
+            _write(frames, video.frames_per_sec, video.path)
+            video.write_metadata()
+        elif not hasattr(video, "recorded_frames"):  # gym 0.25 has written them by then.
+            video.close()
+    finally:
+        video._closed = True
 
 
 def _write(frames: list[Any], fps: float, path: str) -> None:
@@ -105,8 +129,18 @@ def _write(frames: list[Any], fps: float, path: str) -> None:
     clip.write_videofile(path, logger=None)
 
 
+@contextmanager
+def _costing_nothing() -> Iterator[None]:
+    """What cannot be written is logged, and the episode goes on."""
+    try:
+        yield
+    except OSError as error:
+        logger.warning("A video could not be written: %s", error)
+
+
 def _recorder_of_gymnasium() -> Any:
-    """gymnasium's ``RecordVideo``, but it writes a video before the reset that follows: that may fail."""
+    """gymnasium's ``RecordVideo``, but it writes a video before the reset that follows: that may fail; and a video that
+    cannot be written costs no episode."""
     wrappers = importlib.import_module("gymnasium.wrappers")
 
     class Recorder(wrappers.RecordVideo):  # type: ignore[misc,name-defined,unused-ignore]
@@ -114,6 +148,13 @@ def _recorder_of_gymnasium() -> Any:
             if self.recording:
                 self.stop_recording()
             return super().reset(**kwargs)
+
+        def stop_recording(self) -> None:
+            with _costing_nothing():
+                os.makedirs(self.video_folder, exist_ok=True)
+                super().stop_recording()
+            self.recorded_frames: list[Any] = []
+            self.recording = False
 
     return Recorder
 

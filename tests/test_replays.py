@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -125,6 +126,24 @@ def test_an_episode_that_a_failed_step_cuts_short_has_a_video_of_its_own(library
         step(sup, {0: 1})
     maker.close()
     assert [frames_of(path) for path in replay_files(tmp_path)[0]][:2] == [2, WHOLE]
+
+
+@pytest.mark.parametrize("library", ["gym", "gymnasium"])
+def test_a_folder_that_is_gone_costs_no_episode(make_fork: Make, library: str, tmp_path: Path) -> None:
+    """The end of an episode was a failed step, and the run ended in a reset that could not be done."""
+    folder = tmp_path / "replays"
+    sup = make_fork([partial(drawing_env, library)])
+    sup.enable_save_replay(str(folder))
+    sup.launch()
+    step(sup, {0: 1})
+    shutil.rmtree(folder)
+    for n in range(2, 4 * LENGTH):
+        assert not abnormal(step(sup, {0: 1})[0])
+        if n == 2 * LENGTH:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.touch()  # Now it cannot be made.
+    sup.close()
+    assert folder.is_file()
 
 
 def test_a_second_run_goes_on_in_the_same_folder(make_fork: Make, tmp_path: Path) -> None:
