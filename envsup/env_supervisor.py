@@ -38,6 +38,7 @@ from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollec
 from envsup.crash_files import CrashFiles
 from envsup.env_view import EnvView
 from envsup.envs import EnvironmentFactory
+from envsup.instances import Instances
 from envsup.lifecycle import EnvRetryType, EnvState, Event, Policy
 from envsup.observed import traced
 from envsup.payload import ChildType, RecvPayload, SendPayload
@@ -183,7 +184,10 @@ class EnvSupervisor(EnvView):
         self._rounds = 0
         self._observe(trace)
         self._create_env_ref(spaces, probe)
-        hosted = [Hosted(i, EnvironmentFactory(factory, i, in_process)) for i, factory in enumerate(self._env_fn)]
+        instances = Instances()
+        hosted = [
+            Hosted(i, EnvironmentFactory(factory, i, in_process, instances)) for i, factory in enumerate(self._env_fn)
+        ]
         for first in range(0, len(hosted), self._envs_per_child):
             self._add_child(hosted[first : first + self._envs_per_child])
         self._forget_environments()

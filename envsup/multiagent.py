@@ -7,6 +7,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 
 import numpy as np
 
+from envsup.instances import instance_of
 from envsup.spaces import Leaf, Node, class_names, layout_of
 
 _STEP_PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -70,6 +71,10 @@ class ParallelEnvironment:
     def unwrapped(self) -> "ParallelEnvironment":
         """This object: what it wraps is an environment of another kind."""
         return self
+
+    @property
+    def _instance(self) -> Any:
+        return instance_of(self.parallel_env)
 
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the PettingZoo environment; on its outermost wrapper if the innermost has none."""

@@ -7,6 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from envsup.envs import read_attribute
+from envsup.instances import instance_of
 from envsup.spaces import Leaf, Node, fits, is_fixed, layout_of
 from envsup.values import copy_value
 
@@ -73,6 +74,10 @@ class AdaptedEnv:
         leaf = root if isinstance(root, Leaf) else None
         self._dtype: Optional[np.dtype[Any]] = leaf.dtype if leaf else None
         self._shape: Optional[tuple[int, ...]] = leaf.shape if leaf else None
+
+    @property
+    def _instance(self) -> Any:
+        return instance_of(self._env)
 
     # No observation_space: a reset returns (observation, info) whatever pairs a Tuple space may hold.
 
