@@ -15,6 +15,7 @@ from envsup.env_record import EnvRecord
 from envsup.episode_log import EpisodeLog, fingerprint
 from envsup.episode_seeds import derived_seed
 from envsup.frames import NO_RESET
+from envsup.history import short
 from envsup.lifecycle import Action, Failure
 from envsup.payload import SendPayload
 from envsup.recycling import RecyclingSupervisor
@@ -182,11 +183,19 @@ class ReplayingSupervisor(RecyclingSupervisor):
         env = self._envs[request.proc_ids[0]]
         if request is not env.recovery:
             return
-        if data[0] == env.log.fingerprint and env.prepare_error is None:
-            self._was_replayed(env)
-        else:
+        if env.prepare_error is not None:
+            logger.warning(
+                "The episode of environment %s cannot be brought back, as its seed or its replay path could not be set "
+                "again: %s",
+                env.env_id,
+                short(env.prepare_error),
+            )
+            self._replay_failed(env, request, Failure.RAISED)
+        elif data[0] != env.log.fingerprint:
             self._warn_of_mismatch(env)
             self._replay_failed(env, request, Failure.RAISED)
+        else:
+            self._was_replayed(env)
 
     def _was_replayed(self, env: EnvRecord) -> None:
         logger.info("Environment %s goes on: its episode of %s steps was run again.", env.env_id, len(env.log.actions))

@@ -125,6 +125,7 @@ NEEDED_BY_A_WORKER = [
     "trace",
     "hosting",
     "frame",
+    "instances",
     "recording",
     "testing_env",
     "testing_faults",
