@@ -50,8 +50,10 @@ class Request:
         too_late: whether the worker ended before it could begin with it.
         actions: of a step: the action for each environment.
         sent: of a reset: what was sent, if it was more than the call of ``reset``.
+        borrowed: the timeout of the request that its worker is stuck in, if it has none of its own.
     """
 
+    borrowed: Optional[float] = None
     auto_resets: Mapping[int, "Request"] = MappingProxyType({})
     deadline: Optional[float] = None
     answered = 0
@@ -82,6 +84,11 @@ class Request:
         self.timeout = timeout
         self.reset_slots = reset_slots
         self.reset_timeout = reset_timeout
+
+    @property
+    def limit(self) -> Optional[float]:
+        """Its own timeout, or the one that it has for as long as the worker is stuck in another request."""
+        return self.timeout if self.timeout is not None else self.borrowed
 
 
 class Listener(Protocol):
@@ -364,11 +371,10 @@ class Child(ABC):
 
     def _start_clock(self, request: Request, stuck_behind: Optional[Request] = None) -> None:
         """The worker could begin now; or it is stuck, and has this one's time, or the other's, to come back."""
-        timeout = request.timeout
-        if timeout is None and stuck_behind is not None:
-            timeout = request.timeout = stuck_behind.timeout
-        if timeout is not None:
-            request.deadline = self.listener.clock() + timeout
+        request.borrowed = stuck_behind.limit if stuck_behind is not None else None
+        limit = request.limit
+        request.deadline = None if limit is None else self.listener.clock() + limit
+        if request.deadline is not None:
             self.listener.on_deadline(request.deadline)
 
     def answer(self, count: int = 1) -> Request:
@@ -424,10 +430,11 @@ class Child(ABC):
                 self._start_clock(later, request)
 
     def _run_next_clock(self) -> None:
+        first = self.open[0]
         for request in self.open:
             if not request.expired:
                 if request.deadline is None:
-                    self._start_clock(request)
+                    self._start_clock(request, first if first.expired else None)
                 return
 
     def take_open(self) -> list[Request]:

@@ -373,7 +373,7 @@ class WorkerGroup:
             for request in list(child.open):
                 if request.deadline is not None and request.deadline <= now and not request.expired:
                     if child.receiving():
-                        request.deadline = now + (request.timeout or 1.0)
+                        request.deadline = now + (request.limit or 1.0)
                     elif request in child.open:
                         child.expire(request)
                         try:
@@ -403,16 +403,15 @@ class WorkerGroup:
         self.on_lost(child, child.take_open(), error)
 
     def _timeout_error(self, child: Child, request: Request) -> WorkerTimeout:
-        ids = ", ".join(map(str, request.proc_ids[request.answered :][:1]))
+        ids = request.proc_ids[request.answered :]
         what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
-        message = f"environment {ids} {what} within {request.timeout} s"
+        message = f"environment{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))} {what} within {request.limit} s"
         first = child.open[0] if child.open else request
         if first is not request and first.expired:
             message += f", as its worker has not come back from {first.method} of environment {first.proc_ids[0]}"
         stack, condition = child.stack()
         if condition:
             message += f"; {condition}"
-        proc_ids = tuple(request.proc_ids[request.answered :][:1])
         return WorkerTimeout(
-            message, proc_ids, child.pid, method=request.method, stack=stack, stderr=child.last_stderr()
+            message, tuple(ids), child.pid, method=request.method, stack=stack, stderr=child.last_stderr()
         )

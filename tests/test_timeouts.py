@@ -496,6 +496,44 @@ def test_attribute_that_times_out(make_local: Make, clock: Clock) -> None:
         assert sup.moody == ["ok", "ok"]
 
 
+def test_steps_of_a_group_behind_a_read_that_is_stuck(make_local: Make, clock: Clock) -> None:
+    """All of them are late in the read's time.  One alone was, and the step never returned (siblings of DI-engine's
+    request that queues up behind one that hangs).
+    """
+    with gates(1) as (gate,):
+        sup = make_local([env(gate), env(gate)], clock=clock, reset_timeout=5, envs_per_child=2, max_try=3)
+        sup.launch()
+        sup.call("be", "hang", env_id=0)
+        with advance_when_stuck(clock, [gate], 5 + TINY), pytest.raises(TimeoutError, match="environment 0"):
+            sup.get_child_attr(0, "moody")
+        with in_thread(lambda: sup.step([1, 2])) as outcome:
+            wait_until_only_open(sup, {0, 1})
+            clock.advance(5 + TINY)
+            wait_until(lambda: sup._envs[0].recovering and sup._envs[1].recovering)
+            gate.release()
+        errors = [str(error_of(ts)) for ts in outcome[0]]
+        assert all("environments 0, 1 did not answer step within 5" in error for error in errors), errors
+        assert not any(map(abnormal, sup.step([1, 1])))
+
+
+def test_step_behind_a_read_that_is_stuck_has_no_limit_once_that_came_back(make_local: Make, clock: Clock) -> None:
+    """It kept the read's timeout for good, where there is no step_timeout (found with the one above)."""
+    with gates(2) as (reading, stepping):
+        sup = make_local([env(reading), env(stepping)], clock=clock, reset_timeout=5, envs_per_child=2)
+        sup.launch()
+        sup.call("be", "hang", env_id=0)
+        with advance_when_stuck(clock, [reading], 5 + TINY), pytest.raises(TimeoutError, match="environment 0"):
+            sup.get_child_attr(0, "moody")
+        with in_thread(lambda: sup.step({1: "hang"})) as outcome:
+            wait_until_only_open(sup, {0, 1})
+            reading.release()
+            stepping.wait_until_reached()
+            wait_until_only_open(sup, {1})
+            clock.advance(5 + TINY)
+            stepping.release()
+        assert not abnormal(outcome[0][0])
+
+
 def test_recovery_goes_on_while_a_call_waits(make_local: Make, clock: Clock) -> None:
     with gates(2) as (stuck, slow):
         sup = make_local([env(stuck), env(slow)], clock=clock, step_timeout=10, reset_timeout=50, retry_type="renew")
