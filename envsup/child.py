@@ -6,6 +6,7 @@ A new kind of worker is one subclass of ``Child`` in one file.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -20,6 +21,7 @@ from envsup.limits import start_error
 from envsup.meter import Probe
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
+from envsup.waiting import LONGEST_WAIT
 from envsup.worker import Call, Hosted
 
 BUILD_METHOD = "<build>"
@@ -320,7 +322,7 @@ class Child(ABC):
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
         """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it."""
-        stop_all([self], DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+        stop_all([self], close_timeout(timeout))
 
     def send(self, payload: SendPayload) -> None:
         """Send a request, to a new worker if there is none; the reply comes out of the supervisor's ``recv``."""
@@ -451,6 +453,18 @@ class Child(ABC):
         """The worker by the ids of what it hosts."""
         ids = ", ".join(map(str, self._locals))
         return f"the worker of environment{'s' if len(self._locals) > 1 else ''} {ids}"
+
+
+def close_timeout(timeout: Optional[float]) -> float:
+    """Seconds that workers have for leaving, from what a user said.
+
+    Raises:
+        ValueError, TypeError: if that is no number of seconds.
+    """
+    seconds = DEFAULT_CLOSE_TIMEOUT if timeout is None else float(timeout)
+    if math.isnan(seconds):
+        raise ValueError("timeout is a number of seconds, not nan")
+    return min(seconds, LONGEST_WAIT)
 
 
 def stop_all(children: Sequence[Child], timeout: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -23,7 +23,7 @@ from envsup.process import ChildProcess
 from envsup.spec import WorkerSpec
 from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
-from envsup.waiting import Bell, Doorbell, LockBell
+from envsup.waiting import LONGEST_WAIT, Bell, Doorbell, LockBell
 from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
@@ -257,6 +257,8 @@ class WorkerGroup:
         One thread polls, with the lock released; others wait for what it finds.
         """
         end = math.inf if timeout is None else self.clock() + timeout
+        if math.isnan(end):
+            raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
         launches = self._launches
         polled = False
         while True:
@@ -289,7 +291,7 @@ class WorkerGroup:
     def _sleep(self, left: Optional[float]) -> None:
         self._sleepers += 1
         try:
-            self._turn.wait(left)
+            self._turn.wait(None if left is None else min(left, LONGEST_WAIT))
         finally:
             self._sleepers -= 1
 
@@ -302,8 +304,8 @@ class WorkerGroup:
         if self._next_check < math.inf:
             until_check = self._next_check - self.clock()
             left = until_check if left is None else min(left, until_check)
-        if left is not None and left < 0:
-            left = 0.0  # Pollers take what is negative for no limit.
+        if left is not None:
+            left = min(max(left, 0.0), LONGEST_WAIT)  # Pollers take what is negative for no limit.
         self._polling = True
         try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
             self._lock.release()

@@ -464,6 +464,41 @@ def test_there_is_a_launch_timeout_by_default(make_local: Make) -> None:
                 make_local(None, **{name: bad, "clock": None})
 
 
+@pytest.mark.parametrize("endless", [float("inf"), 1e300, 1e9])
+def test_a_timeout_longer_than_the_system_can_wait(make: Make, endless: float) -> None:
+    """OverflowError from epoll, locks and joins (python/cpython: "timestamp out of range", "timeout value is too
+    large"); from close, the workers were left running.
+    """
+    timeouts = dict.fromkeys(("step_timeout", "reset_timeout", "launch_timeout"), endless)
+    sup = make(None, **timeouts)
+    sup.launch()
+    assert not any(map(abnormal, sup.step([1, 1])))
+    sup.step({0: 1}, block=False)
+    assert sup.recv(timeout=endless).err is None
+    request = SendPayload(0, method="add", args=[1])
+    sup.send(request)
+    assert sup.recv_all([request], timeout=endless)[0].data == 1
+    sup.close(endless)
+    assert not any(child.alive for child in sup._children)
+
+
+def test_a_timeout_that_is_no_number_changes_nothing(make_fork: Make) -> None:
+    """nan was no limit at all, and a close that raised had forgotten its workers."""
+    sup = make_fork()
+    sup.launch()
+    sup.step({0: 1}, block=False)
+    nan: Any = float("nan")
+    request = SendPayload(1, method="add", args=[1])
+    sup.send(request)
+    for call in (sup.recv, sup.recv_many, sup.close, sup.shutdown, lambda timeout: sup.recv_all([request], timeout=timeout)):
+        for bad, error in ((nan, ValueError), ("soon", (TypeError, ValueError)), ([], TypeError)):
+            with pytest.raises(error):
+                call(timeout=bad)
+    assert not sup.closed
+    assert sup.recv_all([request])[0].data == 1
+    assert sup.recv(timeout=600).method == "step"
+
+
 # -- calls and attributes --
 
 
