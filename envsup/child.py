@@ -439,6 +439,11 @@ class Child(ABC):
                     self._start_clock(request, first if first.expired else None)
                 return
 
+    def time_left(self) -> float:
+        """Seconds until what it has been sent is late; infinite if that has no limit."""
+        deadlines = [request.deadline for request in self.open if request.deadline is not None]
+        return max(deadlines, default=math.inf) - self.listener.clock()
+
     def take_open(self) -> list[Request]:
         """Empty the ledger; returns what was in it and had not been given up."""
         lost = [request for request in self.open if not request.expired]
@@ -467,33 +472,44 @@ def close_timeout(timeout: Optional[float]) -> float:
     return min(seconds, LONGEST_WAIT)
 
 
-def stop_all(children: Sequence[Child], timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+def stop_all(
+    children: Sequence[Child],
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+    only_in_time: bool = False,
+) -> None:
     """Ask workers to leave, wait, then terminate, then kill them; never raises for a stubborn one.
 
     Arguments:
         timeout: seconds that they have for what they were sent and for leaving.
+        only_in_time: not to wait for a worker whose request is late by then, except for a second.
     """
     for child in children:
         if any(request.expired for request in child.open):
             child.kill()  # It is stuck, and hears nothing.
     running = [child for child in children if child.alive]
+    now = clock()
+    ends = {child: now + (min(timeout, child.time_left() + 1.0) if only_in_time else timeout) for child in running}
     for child in running:
         child.ask_to_stop()
-    running = _wait_stopped(running, clock() + timeout, clock)
+    running = _wait_stopped(running, ends, clock)
     for child in running:
         child.terminate()
-    running = _wait_stopped(running, clock() + min(0.5, timeout), clock)
+    running = _wait_stopped(running, dict.fromkeys(running, clock() + min(0.5, timeout)), clock)
     for child in running:
         child.kill()
     for child in children:
         child.take_open()
 
 
-def _wait_stopped(children: list[Child], end: float, clock: Callable[[], float]) -> list[Child]:
-    while children:
+def _wait_stopped(children: list[Child], ends: Mapping[Child, float], clock: Callable[[], float]) -> list[Child]:
+    """Wait for each until its end; returns those that have not stopped."""
+    late: list[Child] = []
+    while True:
         children = [child for child in children if not child.stopped()]
-        left = end - clock()
-        if not children or left <= 0:
-            break
-        children[0].wait_stopped(children, left)
-    return children
+        now = clock()
+        late += [child for child in children if ends[child] <= now]
+        children = [child for child in children if ends[child] > now]
+        if not children:
+            return late
+        children[0].wait_stopped(children, min(ends[child] for child in children) - now)

@@ -130,7 +130,11 @@ class RecoveringSupervisor(EnvRequests):
     def _raise_pending(self) -> None:
         if self._fatal is not None:
             error, self._fatal = self._fatal, None
-            self.shutdown(5)
+            self._gives_up = True
+            try:
+                self.shutdown(5)
+            finally:
+                self._gives_up = False
             raise error
 
     def _renew(self, env: EnvRecord) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Callable, Optional, Protocol, Sequence
 
 from envsup.parent_ends import close_in_forked_children
 
-
 LONGEST_WAIT = 1e6
 """Seconds; more than pollers, locks and joins take would overflow.  Whoever has more time waits again."""
 

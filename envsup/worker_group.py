@@ -63,6 +63,7 @@ class WorkerGroup:
         self._sleepers = 0
         self._deaths: dict[int, Exception] = {}
         self._suspects: set[Child] = set()
+        self._gives_up = False
         self._next_check = math.inf
         self._handlers: dict[int, Callable[[], None]] = {}
         self._rung: deque[Child] = deque()
@@ -142,7 +143,7 @@ class WorkerGroup:
                 self._doorbell.ring()
                 self._sleep(None)
             try:
-                stop_all(self._children, timeout, time.monotonic)
+                stop_all(self._children, timeout, time.monotonic, self._gives_up)
             finally:
                 for child in self._children:
                     child.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
@@ -18,7 +19,7 @@ from helpers_failures import InWorker, Obliging, all_pids, kill_idle, lines_of, 
 from support import Clock, Make, abnormal, error_of, in_thread, observation_of, wait_until_only_open
 
 from envsup import EnvState, EnvSupervisor, SendPayload, Supervisor
-from envsup.child import BUILD_METHOD
+from envsup.child import BUILD_METHOD, stop_all
 from envsup.testing import Gate
 
 LONG = 50
@@ -490,7 +491,13 @@ def test_a_timeout_that_is_no_number_changes_nothing(make_fork: Make) -> None:
     nan: Any = float("nan")
     request = SendPayload(1, method="add", args=[1])
     sup.send(request)
-    for call in (sup.recv, sup.recv_many, sup.close, sup.shutdown, lambda timeout: sup.recv_all([request], timeout=timeout)):
+    for call in (
+        sup.recv,
+        sup.recv_many,
+        sup.close,
+        sup.shutdown,
+        lambda timeout: sup.recv_all([request], timeout=timeout),
+    ):
         for bad, error in ((nan, ValueError), ("soon", (TypeError, ValueError)), ([], TypeError)):
             with pytest.raises(error):
                 call(timeout=bad)
@@ -784,3 +791,46 @@ def test_lives_are_told_apart_by_their_pids(make_process: Make, clock: Clock) ->
     new = all_pids(sup)
     assert new[0] != old[0]
     assert new[1] == old[1]
+
+
+# -- closing when there is no hope --
+
+
+class Stubborn:
+    """A worker that leaves at a time of its own, on a clock that goes on when somebody waits."""
+
+    alive = True
+    open = ()
+
+    def __init__(self, clock: Clock, leaves: float, late: float) -> None:
+        self.clock, self.leaves, self.late = clock, clock() + leaves, late
+        self.killed: Optional[float] = None
+
+    def time_left(self) -> float:
+        return self.late
+
+    def stopped(self) -> bool:
+        return self.clock() >= self.leaves
+
+    def wait_stopped(self, children: list[Any], timeout: float) -> None:
+        self.clock.now += min(timeout, *(max(0.0, child.leaves - self.clock()) for child in children), timeout)
+
+    def kill(self) -> None:
+        self.killed = self.clock()
+
+    def nothing(self) -> None: ...
+
+    ask_to_stop = terminate = take_open = nothing
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_whoever_gives_up_waits_for_no_other_that_is_late(clock: Clock, gives_up: bool) -> None:
+    """When all resets hung, the error of the first came 5 s late: each of the others was waited for (sibling of
+    gymnasium's and Stable-Baselines3's close, which joins workers that are stuck).
+    """
+    start = clock()
+    hung, busy, idle = (Stubborn(clock, leaves, late) for leaves, late in ((60, 0.5), (3, math.inf), (0, math.inf)))
+    children: Any = [hung, busy, idle]
+    stop_all(children, 5, clock, gives_up)
+    assert hung.killed is not None and busy.killed is None and idle.killed is None
+    assert hung.killed - start == pytest.approx(3.5 if gives_up else 5.5)
