@@ -470,8 +470,7 @@ def test_a_timeout_longer_than_the_system_can_wait(make: Make, endless: float) -
     """OverflowError from epoll, locks and joins (python/cpython: "timestamp out of range", "timeout value is too
     large"); from close, the workers were left running.
     """
-    timeouts = dict.fromkeys(("step_timeout", "reset_timeout", "launch_timeout"), endless)
-    sup = make(None, **timeouts)
+    sup = make(step_timeout=endless, reset_timeout=endless, launch_timeout=endless)
     sup.launch()
     assert not any(map(abnormal, sup.step([1, 1])))
     sup.step({0: 1}, block=False)
@@ -488,18 +487,12 @@ def test_a_timeout_that_is_no_number_changes_nothing(make_fork: Make) -> None:
     sup = make_fork()
     sup.launch()
     sup.step({0: 1}, block=False)
-    nan: Any = float("nan")
     request = SendPayload(1, method="add", args=[1])
     sup.send(request)
-    for call in (
-        sup.recv,
-        sup.recv_many,
-        sup.close,
-        sup.shutdown,
-        lambda timeout: sup.recv_all([request], timeout=timeout),
-    ):
-        for bad, error in ((nan, ValueError), ("soon", (TypeError, ValueError)), ([], TypeError)):
-            with pytest.raises(error):
+    calls: list[Any] = [sup.recv, sup.recv_many, sup.close, sup.shutdown, partial(sup.recv_all, [request])]
+    for call in calls:
+        for bad in (float("nan"), "soon", []):
+            with pytest.raises((TypeError, ValueError)):
                 call(timeout=bad)
     assert not sup.closed
     assert sup.recv_all([request])[0].data == 1
@@ -832,5 +825,6 @@ def test_whoever_gives_up_waits_for_no_other_that_is_late(clock: Clock, gives_up
     hung, busy, idle = (Stubborn(clock, leaves, late) for leaves, late in ((60, 0.5), (3, math.inf), (0, math.inf)))
     children: Any = [hung, busy, idle]
     stop_all(children, 5, clock, gives_up)
-    assert hung.killed is not None and busy.killed is None and idle.killed is None
+    assert hung.killed is not None
+    assert (busy.killed, idle.killed) == (None, None)
     assert hung.killed - start == pytest.approx(3.5 if gives_up else 5.5)
