@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from envsup.payload import ReserveMethod as ReserveMethod
     from envsup.payload import SendPayload as SendPayload
     from envsup.process import ChildProcess as ChildProcess
+    from envsup.ray_child import ChildRay as ChildRay
     from envsup.shm import ShmBuffer as ShmBuffer
     from envsup.shm import ShmBufferContainer as ShmBufferContainer
     from envsup.start_methods import get_mp_ctx as get_mp_ctx
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Child": "child",
     "ChildProcess": "process",
+    "ChildRay": "ray_child",
     "ChildThread": "thread",
     "ChildType": "payload",
     "EnvRetryType": "lifecycle",

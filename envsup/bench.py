@@ -23,6 +23,8 @@ from envsup.options import at_least, seconds
 from envsup.payload import ChildType
 from envsup.progress import make_progress
 
+_TYPES = (ChildType.PROCESS, ChildType.THREAD)  # Those of one machine.
+
 
 def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     """The options."""
@@ -34,7 +36,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--env", required=True, metavar="ID", help="the name under which the environment is registered")
     add("--api", choices=["gymnasium", "gym"], help="the library that makes it (default: gymnasium if installed)")
     add("--num-envs", type=at_least(1), nargs="+", metavar="N", help="default: 1, 2 and 4 times the cores")
-    add("--type", choices=[kind.value for kind in ChildType], help="of workers (default: both)")
+    add("--type", choices=[kind.value for kind in _TYPES], help="of workers (default: both)")
     add("--envs-per-child", type=at_least(1), nargs="+", metavar="K", help="environments that share a worker")
     add("--seconds", type=seconds, default=0.5, metavar="S", help="for each measurement (default: 0.5)")
     add("--rounds", type=at_least(1), default=3, metavar="R", help="of measurements; the median counts (default: 3)")
@@ -45,7 +47,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
 
 def make_plan(args: argparse.Namespace, cores: int) -> Plan:
     """What to measure on so many cores."""
-    types = list(ChildType) if args.type is None else [ChildType(args.type)]
+    types = list(_TYPES) if args.type is None else [ChildType(args.type)]
     settings = make_settings(types, args.num_envs or default_num_envs(cores), args.envs_per_child, cores)
     return Plan(
         env=args.env,

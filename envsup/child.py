@@ -18,6 +18,7 @@ from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.launch import WorkerProcess
 from envsup.limits import start_error
+from envsup.memory import resident_bytes
 from envsup.meter import Probe
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
@@ -129,6 +130,9 @@ class Listener(Protocol):
     def on_deadline(self, when: float) -> None:
         """A request must be answered by then."""
 
+    def on_fatal(self, error: RuntimeError) -> None:
+        """May be called by any thread: no worker can be had any more, and whoever waits is to be told so."""
+
     def handle(self, fd: int, handler: Optional[Callable[[], None]], write: bool = False) -> None:
         """Call ``handler`` when ``fd`` is readable (or writable, if ``write``); None: no more."""
 
@@ -156,9 +160,11 @@ class Child(ABC):
         open: the requests that are not answered, oldest first.
         life: how often the worker was started.
         has_descriptors: whether workers of this kind are heard of through descriptors.
+        resets_itself: whether a worker can reset an environment by itself when its episode ends.
     """
 
     has_descriptors: ClassVar[bool] = True
+    resets_itself: ClassVar[bool] = True
 
     def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
         self.hosted = hosted
@@ -183,10 +189,20 @@ class Child(ABC):
         self._locals[hosted.proc_id] = len(self.hosted)
         self.hosted.append(hosted)
 
+    @classmethod
+    def connect(cls, children: Sequence[Any], listener: Listener) -> Optional[Callable[[], None]]:
+        """Get ready for starting these workers, all of this kind; returns what gives that back, if that is needed."""
+        return None
+
     @property
     @abstractmethod
     def pid(self) -> Optional[int]:
         """The worker's process id, None for a thread."""
+
+    def memory(self) -> Optional[int]:
+        """Resident bytes of the worker's process, None where that cannot be told."""
+        pid = self.pid
+        return None if pid is None else resident_bytes(pid)
 
     @property
     def row(self) -> tuple[int, int]:

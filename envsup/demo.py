@@ -233,7 +233,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--env", default="CartPole-v1", metavar="ID", help="CartPole is balanced, others act at random")
     parser.add_argument("--num-envs", type=at_least(1), default=8, metavar="N")
     parser.add_argument("--steps", type=at_least(MIN_STEPS), metavar="N", help="over all environments")
-    parser.add_argument("--type", choices=[kind.value for kind in ChildType], default="process", help="of workers")
+    parser.add_argument("--type", choices=[kind.value for kind in DEFAULT_STEPS], default="process", help="of workers")
     parser.add_argument("--no-faults", action="store_true", help="break nothing")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     parser.add_argument("--render", type=_mp4, metavar="FILE.mp4", help="write a video of all environments")

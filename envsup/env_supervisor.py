@@ -8,6 +8,7 @@ import numbers
 import os
 import secrets
 from collections.abc import Mapping as MappingABC
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union
 
@@ -34,6 +35,8 @@ from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, Event, Policy
 from envsup.observed import traced
 from envsup.payload import ChildType
+from envsup.ray_child import check_options, place
+from envsup.ray_cluster import import_ray
 from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators
@@ -56,7 +59,8 @@ class EnvSupervisor(SteppingSupervisor):
     DI-engine, gym (0.25 or 0.26) or gymnasium.  Works as a context manager that closes at the end.
 
     Arguments:
-        type_: processes or threads.  Threads share one global random state: only the last seed of it counts.
+        type_: processes, threads or actors of Ray.  Threads share one global random state: only the last seed of it
+            counts.  For Ray see docs/ray.md.
         env_fn: one factory for each environment.
         retry_type: how a failed reset is tried again: "reset" on the same worker, or "renew" in a new one.
         max_try: after so many failed resets in a row ``RuntimeError`` is raised.
@@ -69,7 +73,8 @@ class EnvSupervisor(SteppingSupervisor):
         episode_num: after so many episodes an environment is not reset any more.
         shared_memory: pass observations, rewards and actions through shared memory (processes only); only for speed.
         copy_on_get: whether what you get is yours for good.  If False, an observation is a view of shared memory, valid
-            until the next request that you make for its environment (processes with shared memory only).
+            until the next request that you make for its environment (processes with shared memory only).  With Ray,
+            large arrays are views of its object store then, which cannot be written to, for as long as you keep them.
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
         launch_timeout: seconds that building an environment may take, None for no limit.
         envs_per_child: how many environments share a worker, which steps them one after the other.  "auto" takes
@@ -104,10 +109,16 @@ class EnvSupervisor(SteppingSupervisor):
             this process, or "worker", for what must not be built here (licences, GPUs, windows).  That worker is of the
             same kind as the others and ends before they start.  Without an environment of this process, attributes are
             read from the workers whatever their name.
+        ray_options: with Ray, the options of the actors (num_cpus, num_gpus, resources, scheduling_strategy,
+            runtime_env ...): a mapping for all, or one for each environment.  By default they spread over nodes.
+        ray_address: with Ray, what to connect to if this process is not connected.  None is the Ray that RAY_ADDRESS
+            names or that was started on this machine by ``ray start``; if there is none, one is started for this
+            process and ended at close.
         kwargs: anything else is ignored with a warning, as whole configurations are passed here.
 
     Raises:
         ValueError: if there is no factory, or an argument has no sensible value.
+        ImportError: if there are to be actors of Ray, and it is not installed.
         Exception: what building the environment for its spaces raises, from a worker too.
     """
 
@@ -140,6 +151,8 @@ class EnvSupervisor(SteppingSupervisor):
         trace: Union[str, os.PathLike[str], None] = None,
         spaces: Optional[Sequence[Any]] = None,
         probe: Literal["parent", "worker"] = "parent",
+        ray_options: Union[Mapping[str, Any], Sequence[Optional[Mapping[str, Any]]], None] = None,
+        ray_address: Optional[str] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(type_, mp_ctx)
@@ -147,11 +160,12 @@ class EnvSupervisor(SteppingSupervisor):
             logger.warning("Unknown parameters on env supervisor: %s", ", ".join(sorted(kwargs)))
         if max_retry:
             logger.warning("`max_retry` is deprecated, use `max_try` instead.")
-        in_process = self._type is ChildType.PROCESS
-        number = worker_threads_of(worker_threads, in_process)
+        in_process, with_ray = self._type is ChildType.PROCESS, self._type is ChildType.RAY
+        # Ray sees to the threads of its actors by itself, as their num_cpus say.
+        number = worker_threads_of(worker_threads, in_process or (with_ray and worker_threads != "auto"))
         self._threads = None if number is None else ThreadLimit(number)
         self._capture_stderr = process_only("capture_stderr", capture_stderr, in_process)
-        if not in_process and (shared_memory or copy_on_get):
+        if self._type is ChildType.THREAD and (shared_memory or copy_on_get):
             logger.warning("shared_memory and copy_on_get only work with processes.")
         self._shared_memory = in_process and shared_memory
         self._copy_on_get = not (in_process and shared_memory) or copy_on_get
@@ -164,23 +178,38 @@ class EnvSupervisor(SteppingSupervisor):
         self._launch_timeout = timeout_of("launch_timeout", launch_timeout)
         self._retry_waiting_time = retry_waiting_time_of(retry_waiting_time)
         self._restart_limit = restart_limit_of(restart_limit)
-        self._worker_limits = worker_limits_of(max_memory_mb, max_episodes_per_worker, in_process)
+        self._worker_limits = worker_limits_of(max_memory_mb, max_episodes_per_worker, in_process or with_ray)
         self._recovers = recovers(recover)
         # A reset of the worker's own has no seed of its own, and leaves no time to replace the worker.
-        self._workers_reset = not (self._recovers or self._worker_limits.any)
+        resets_itself = self.TYPE_MAPPING[self._type].resets_itself
+        self._workers_reset = resets_itself and not (self._recovers or self._worker_limits.any)
         self._envs_per_child = self._checked_group(positive_int_or_auto("envs_per_child", envs_per_child))
         self._env_fn = factories_of(env_fn)
+        self._place_worker = self._placement(ray_options, ray_address, copy_on_get)
         self._crash_files = None if crash_dir is None else CrashFiles(crash_dir)
         self._records = self._recovers or self._crash_files is not None
         self._arena: Optional[Arena] = None
         self._observe(trace)
         self._create_env_ref(spaces, probe)
-        hosted = [Hosted(i, EnvironmentFactory(factory, i, in_process)) for i, factory in enumerate(self._env_fn)]
+        hosted = [
+            Hosted(i, EnvironmentFactory(factory, i, in_process or with_ray)) for i, factory in enumerate(self._env_fn)
+        ]
         for first in range(0, len(hosted), self._envs_per_child):
-            self._add_child(hosted[first : first + self._envs_per_child])
+            self._place_worker([self._add_child(hosted[first : first + self._envs_per_child])])
         self._forget_environments()
         if timesteps:
             _ = self._maker
+
+    def _placement(self, options: Any, address: Optional[str], copies: bool) -> Callable[[Sequence[Any]], None]:
+        """What tells workers where they are to run."""
+        if self._type is ChildType.RAY:
+            import_ray()
+            return partial(
+                place, each=check_options(options, self.env_num), address=address, copies=copies, threads=self._threads
+            )
+        if options is not None or address is not None:
+            raise ValueError("ray_options and ray_address are for type_=ChildType.RAY")
+        return lambda children: None
 
     def _checked_group(self, envs_per_child: int) -> int:
         if not self._worker_limits.any:
@@ -290,7 +319,7 @@ class EnvSupervisor(SteppingSupervisor):
         self.start_link()
 
     def _open(self) -> None:
-        if self._threads is not None and self._start_method == "fork":
+        if self._threads is not None and self._type is ChildType.PROCESS and self._start_method == "fork":
             self._threads.find_libraries()
         self._arena = self._make_arena() if self._shared_memory else None
         self._slots = Slots(self._arena, self._copy_on_get, self.env_num)

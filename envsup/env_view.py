@@ -29,6 +29,7 @@ class EnvView(ObservedSupervisor):
     _env_fn: list[Callable[[], Any]]
     _envs_per_child: Any
     _env_ref: Any = None
+    _place_worker: Callable[[Sequence[Child]], None]
 
     def _create_env_ref(self, spaces: Optional[Sequence[Any]], probe: str) -> None:
         """Learn the spaces: they are given, or one environment is built for them, here or in a worker."""
@@ -39,7 +40,7 @@ class EnvView(ObservedSupervisor):
             learned = Learned(None, *spaces)
         elif probe == "worker" or spaces is not None:
             kind = self._type, self._start_method, self._launch_timeout
-            learned = learn_in_worker(self._env_fn[0], measure, *kind)
+            learned = learn_in_worker(self._env_fn[0], measure, *kind, self._place_worker)
             learned = learned if spaces is None else Learned(learned.measured, *spaces)
         else:
             self._env_ref = self._env_fn[0]()

@@ -71,7 +71,7 @@ def available_cores() -> int:
 
 def worker_goal(type_: ChildType, cores: int) -> int:
     """How many workers cheap steps should be spread over."""
-    return max(1, cores if type_ is ChildType.PROCESS else min(cores, _THREAD_WORKERS))
+    return max(1, min(cores, _THREAD_WORKERS) if type_ is ChildType.THREAD else cores)
 
 
 def group_size(cost: StepCost, num_envs: int, workers: int) -> int:

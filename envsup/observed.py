@@ -11,7 +11,6 @@ from envsup.child import Child, Request
 from envsup.errors import WorkerSpent
 from envsup.history import History, StateChange, short
 from envsup.lifecycle import EnvState
-from envsup.memory import resident_bytes
 from envsup.payload import ChildType
 from envsup.poller import Poller
 from envsup.replaying import ReplayingSupervisor
@@ -75,8 +74,7 @@ class ObservedSupervisor(ReplayingSupervisor):
         meters = self._meters
         if meters is None:
             return {env_id: self._last_stats.get(env_id, EnvStats()) for env_id in self._child_of}
-        pids = {child: child.pid for child in self._children}
-        memory = {child: None if pid is None else resident_bytes(pid) for child, pid in pids.items()}
+        memory = {child: child.memory() for child in self._children}
         return {
             env_id: meters.read(env_id)._replace(
                 restarts=self._restarts[env_id], timeouts=self._timeouts[env_id], memory=memory[child]

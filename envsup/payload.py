@@ -12,10 +12,11 @@ from typing import Any, Hashable, Optional
 
 
 class ChildType(str, enum.Enum):
-    """Where a worker runs: in a process or in a thread of this process."""
+    """Where a worker runs: in a process, in a thread of this process, or in an actor of Ray on any machine."""
 
     PROCESS = "process"
     THREAD = "thread"
+    RAY = "ray"
 
 
 class ReserveMethod(str, enum.Enum):

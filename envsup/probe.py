@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
+from envsup.child import Child
 from envsup.envs import read_attribute
 from envsup.payload import ChildType, SendPayload
 from envsup.recording import library_of
@@ -121,12 +122,18 @@ class _Init:
 
 
 def learn_in_worker(
-    factory: Callable[[], Any], measure: Measure, type_: ChildType, start_method: str, timeout: Optional[float]
+    factory: Callable[[], Any],
+    measure: Measure,
+    type_: ChildType,
+    start_method: str,
+    timeout: Optional[float],
+    place: Callable[[Sequence[Child]], None],
 ) -> Learned:
     """Learn from an environment that is built in a worker, which has ended when this returns.
 
     Arguments:
         type_, start_method: the kind of worker.
+        place: tells it where to run.
         timeout: seconds that it may take, None for no limit.
 
     Raises:
@@ -135,6 +142,7 @@ def learn_in_worker(
     """
     with Supervisor(type_, start_method) as supervisor:
         supervisor.register(_Init(factory, measure))
+        place(supervisor._children)
         supervisor.start_link()
         try:
             reply = supervisor._ask([SendPayload(0, method="learn")], timeout)[0]

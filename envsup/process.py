@@ -7,7 +7,7 @@ import pickle
 import select
 import signal
 import struct
-from typing import Any, Iterator, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
@@ -202,7 +202,7 @@ class ChildProcess(Child):
                 statuses = data[start : start + count]
                 request = self.answer_steps(statuses)
                 if not request.expired:
-                    self.listener.on_steps(self, request, statuses, _extras(statuses, data, start + count))
+                    self.listener.on_steps(self, request, statuses, self._extras(statuses, data, start + count))
             else:
                 request = self.answer()
                 if not request.expired:
@@ -214,8 +214,22 @@ class ChildProcess(Child):
     def _report(self, request: Request, status: int, body: bytes) -> None:
         data: Any = load_error(body) if status & FAILED else None
         if body and not status & FAILED:
-            status, data = load_data(status, body)
+            status, data = self._load(status, body)
         self.listener.on_reply(self, request, status, data)
+
+    def _extras(self, statuses: bytes, data: bytes, pos: int) -> Iterator[tuple[int, Any]]:
+        """For each step that has one: (status, what of it is not in the arena, or the error)."""
+        for status in statuses:
+            if not status & EXTRA:
+                continue
+            (length,) = EXTRA_LENGTH.unpack_from(data, pos)
+            pos += EXTRA_LENGTH.size
+            body = data[pos : pos + length]
+            pos += length
+            yield (status, load_error(body)) if status & FAILED else self._load(status, body)
+
+    def _load(self, status: int, body: bytes) -> tuple[int, Any]:
+        return load_data(status, body)
 
     def _on_end_of_file(self) -> None:
         process = self._process
@@ -366,22 +380,14 @@ class ChildProcess(Child):
         poller.poll(timeout * 1000)
 
 
-def _extras(statuses: bytes, data: bytes, pos: int) -> Iterator[tuple[int, Any]]:
-    """For each step that has one: (status, what of it is not in the arena, or the error)."""
-    for status in statuses:
-        if not status & EXTRA:
-            continue
-        (length,) = EXTRA_LENGTH.unpack_from(data, pos)
-        pos += EXTRA_LENGTH.size
-        body = data[pos : pos + length]
-        pos += length
-        yield (status, load_error(body)) if status & FAILED else load_data(status, body)
+def load_data(status: int, body: bytes, buffers: Optional[Iterable[Any]] = None) -> tuple[int, Any]:
+    """Unpickle the data of a reply; returns (status, data), an error if it cannot be rebuilt here.
 
-
-def load_data(status: int, body: bytes) -> tuple[int, Any]:
-    """Unpickle the data of a reply; returns (status, data), an error if it cannot be rebuilt here."""
+    Arguments:
+        buffers: what was pickled beside it.
+    """
     try:
-        return status, pickle.loads(body)
+        return status, pickle.loads(body, buffers=buffers)
     except (Exception, SystemExit) as error:
         reason = RemoteError(f"the reply cannot be rebuilt here: {type(error).__name__}: {error}")
         reason.__cause__ = error

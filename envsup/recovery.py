@@ -127,16 +127,6 @@ class RecoveringSupervisor(EnvRequests):
             self._fatal = RuntimeError(f"environment {env.env_id} {why}{last}")
             self._fatal.__cause__ = error
 
-    def _raise_pending(self) -> None:
-        if self._fatal is not None:
-            error, self._fatal = self._fatal, None
-            self._gives_up = True
-            try:
-                self.shutdown(5)
-            finally:
-                self._gives_up = False
-            raise error
-
     def _renew(self, env: EnvRecord) -> None:
         """Build an environment anew, in a new worker unless it shares one that still answers."""
         limit, child = self._restart_limit, env.child

@@ -9,7 +9,6 @@ from envsup.child import Request
 from envsup.env_record import EnvRecord
 from envsup.episode_seeds import derived_seed
 from envsup.errors import WorkerSpent
-from envsup.memory import resident_bytes
 from envsup.payload import SendPayload
 from envsup.recovery import RecoveringSupervisor
 from envsup.waiting import Waiting
@@ -42,7 +41,7 @@ class RecyclingSupervisor(RecoveringSupervisor):
         child = env.child
         if child.open or not child.alive or life != child.life:
             return False
-        return self._worker_limits.reached(episodes, lambda: None if child.pid is None else resident_bytes(child.pid))
+        return self._worker_limits.reached(episodes, child.memory)
 
     def _recycle(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
         """Have the worker close its environment and leave, and go on in a new one."""

@@ -191,6 +191,17 @@ class Supervisor(WorkerGroup):
     def _delivered(self, payload: RecvPayload) -> None:
         """A reply is on its way to the user."""
 
+    def _raise_pending(self) -> None:
+        """Raise what has to be raised by whichever call waits."""
+        if self._fatal is not None:
+            error, self._fatal = self._fatal, None
+            self._gives_up = True
+            try:
+                self.shutdown(5)
+            finally:
+                self._gives_up = False
+            raise error
+
     def _give_back(self) -> None:
         super()._give_back()
         self._inbox.clear()

@@ -271,11 +271,11 @@ def dump(value: Any) -> bytes:
         return pickled
 
 
-def dump_reply(status: int, data: Any, what: str) -> tuple[int, bytes]:
-    """Pickle a reply; one that cannot be pickled becomes an error of its request."""
+def dump_reply(status: int, data: Any, what: str, dumps: Callable[[Any], bytes] = dump) -> tuple[int, bytes]:
+    """Pickle a reply by ``dumps``; one that cannot be pickled becomes an error of its request."""
     if not status & FAILED:
         try:
-            return status, dump(data)
+            return status, dumps(data)
         except BaseException as error:
             reason = TypeError(f"the reply to {what} cannot be pickled: {type(error).__name__}: {error}")
             reason.__cause__ = error
@@ -294,6 +294,7 @@ class PipeServer:
         self._form = b""
         self._steps: list[tuple[int, int, int, int]] = []
         self._only_kind: Optional[int] = None
+        self._dumps: Callable[[Any], bytes] = dump
 
     def serve(self) -> None:
         """Build everything, then answer until told to stop or until the supervisor is gone."""
@@ -301,17 +302,20 @@ class PipeServer:
             self._build(local, 0)
         receive = self._host.waits(self._receive)
         while True:
-            kind, flags, count, seq, body = receive()
-            if kind == STEP:
-                self._step(flags, count, seq, body)
-            elif kind == CALL:
-                self._call(seq, body)
-            elif kind == BUILD:
-                self._build(count, seq)
-            else:
-                if count == CLOSE_ALL:
-                    self._host.close()
+            if not self._perform(*receive()):
                 return
+
+    def _perform(self, kind: int, flags: int, count: int, seq: int, body: bytes) -> bool:
+        """Carry out a request and answer it; returns whether there may be another."""
+        if kind == STEP:
+            self._step(flags, count, seq, body)
+        elif kind == CALL:
+            self._call(seq, body)
+        elif kind == BUILD:
+            self._build(count, seq)
+        elif count == CLOSE_ALL:
+            self._host.close()
+        return kind != STOP
 
     def _receive(self) -> tuple[int, int, int, int, bytes]:
         """(kind, flags, count, sequence number, body) of the next request; STOP if the supervisor is gone."""
@@ -357,7 +361,7 @@ class PipeServer:
         except BaseException as error:
             reason = TypeError(f"the request cannot be unpickled in the worker: {type(error).__name__}: {error}")
             reason.__cause__ = error
-            status, reply = dump_reply(FAILED, reason, "a request")
+            status, reply = dump_reply(FAILED, reason, "a request", self._dumps)
         else:
             status, reply = self._carry_out(call)
         self._send(HEADER.pack(CALL, status, 0, seq, len(reply)) + reply)
@@ -366,7 +370,7 @@ class PipeServer:
         status, data = self._host.call(call)
         if not status & FAILED and data[0] is ABSENT and data[1] is None:
             return OBS, b""
-        return dump_reply(status, data, call.method)
+        return dump_reply(status, data, call.method, self._dumps)
 
     def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
         actions = self._read_form(count, body)
@@ -382,7 +386,7 @@ class PipeServer:
             if status & _EVENTFUL:
                 if status & EXTRA:
                     failed = status & FAILED
-                    status, data = dump_reply(status, extra, "step")
+                    status, data = dump_reply(status, extra, "step", self._dumps)
                     if status & FAILED and not failed:
                         meters.withdraw(local)
                     extras += EXTRA_LENGTH.pack(len(data)), data

@@ -20,6 +20,7 @@ from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType
 from envsup.poller import Poller, make_poller
 from envsup.process import ChildProcess
+from envsup.ray_child import ChildRay
 from envsup.spec import WorkerSpec
 from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
@@ -44,6 +45,7 @@ class WorkerGroup:
     TYPE_MAPPING: ClassVar[Mapping[ChildType, type[Child]]] = {
         ChildType.PROCESS: ChildProcess,
         ChildType.THREAD: ChildThread,
+        ChildType.RAY: ChildRay,
     }
 
     def __init__(
@@ -75,6 +77,8 @@ class WorkerGroup:
         self._doorbell: Optional[Bell] = None
         self._life_pipe: Optional[LifePipe] = None
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
+        self._disconnect: Optional[Callable[[], None]] = None
+        self._fatal: Optional[RuntimeError] = None
 
     # -- the workers --
 
@@ -125,6 +129,8 @@ class WorkerGroup:
 
     def _open(self) -> None:
         self._launches += 1
+        self._fatal = None
+        self._disconnect = self.TYPE_MAPPING[self._type].connect(self._children, self)
         if self.TYPE_MAPPING[self._type].has_descriptors:
             self._poller, self._doorbell = make_poller(), Doorbell()
             close_in_forked_children(self._poller)
@@ -163,6 +169,9 @@ class WorkerGroup:
             self._doorbell.close_descriptors()
             self._life_pipe.close()
         self._poller = self._doorbell = self._life_pipe = None
+        disconnect, self._disconnect = self._disconnect, None
+        if disconnect is not None:
+            disconnect()
 
     # -- what the workers' side calls --
 
@@ -205,6 +214,12 @@ class WorkerGroup:
             self._next_check = when
             if self._polling and self._doorbell is not None:
                 self._doorbell.ring()
+
+    def on_fatal(self, error: RuntimeError) -> None:
+        self._fatal = self._fatal or error
+        doorbell = self._doorbell
+        if doorbell is not None:
+            doorbell.ring()
 
     def on_started(self, child: Child, why: Optional[BaseException]) -> None:
         """Nothing to be done."""

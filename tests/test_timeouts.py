@@ -490,8 +490,9 @@ def test_a_timeout_that_is_no_number_changes_nothing(make_fork: Make) -> None:
     request = SendPayload(1, method="add", args=[1])
     sup.send(request)
     calls: list[Any] = [sup.recv, sup.recv_many, sup.close, sup.shutdown, partial(sup.recv_all, [request])]
+    no_numbers: list[Any] = [float("nan"), "soon", []]
     for call in calls:
-        for bad in (float("nan"), "soon", []):
+        for bad in no_numbers:
             with pytest.raises((TypeError, ValueError)):
                 call(timeout=bad)
     assert not sup.closed

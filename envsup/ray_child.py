@@ -1,0 +1,378 @@
+"""Workers that are actors of Ray, on this machine or any other of its cluster.
+
+A request is one call of an actor, a reply what it returns, in the frames of worker processes; large arrays are blocks
+beside them, which Ray passes through its object store.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import weakref
+from collections import deque
+from functools import partial
+from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+
+import numpy as np
+
+from envsup.child import BUILD_METHOD, Listener, Request
+from envsup.errors import WorkerDied
+from envsup.frames import BUILD, HEADER
+from envsup.meter import Meters
+from envsup.process import ChildProcess, load_data
+from envsup.ray_cluster import connection, import_ray
+from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
+from envsup.spec import WorkerSpec, pack_spec
+from envsup.waiting import Waiting
+from envsup.worker import Hosted
+from envsup.worker_threads import ThreadLimit
+
+PATIENCE = 0.2
+"""Seconds for an actor to tell where it is, or that it lives."""
+
+OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+"""Of an actor, where the user has not said otherwise."""
+
+FIXED_OPTIONS = frozenset(
+    ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")
+)
+"""What actors are given here: an actor that Ray restarted by itself would be one without seed and episode."""
+
+
+class _Steps(NamedTuple):
+    """Steps ready for sending; ``waiting`` is the call that waits for the whole of them, None if each is waited for."""
+
+    frames: list[bytes]
+    waiting: Optional[Waiting]
+
+
+class _Life:
+    """One life of an actor: its calls and what they returned, shared with no other.
+
+    Attributes:
+        place: where it runs, None before it was built.
+        replies: by the number of the call, what it returned or raised.
+        fate: why it has ended, as soon as that is known.
+        over: set when it has ended.
+    """
+
+    def __init__(self, child: "ChildRay", actor: Any) -> None:
+        self.actor = actor
+        self.place: Optional[Place] = None
+        self.memory: Optional[int] = None
+        self.replies: dict[int, Any] = {}
+        self.fate: Optional[BaseException] = None
+        self.over = threading.Event()
+        self.meters = Meters(len(child.hosted), child.probe)
+        self._child = weakref.ref(child)
+        self._sent: deque[int] = deque()
+        self._number = 0
+        self.finalizer = weakref.finalize(child, _abandon, actor, self._sent, os.getpid())
+        self.finalizer.atexit = False
+        self.aside(actor.hold).future().add_done_callback(self._on_end)
+
+    @staticmethod
+    def aside(method: Any) -> Any:
+        """Call a method that is carried out while an environment is busy."""
+        return method.options(concurrency_group=LIFE).remote()
+
+    def send(self, frame: bytes, waiting: Optional[Waiting] = None) -> None:
+        self._number += 1
+        self._sent.append(self._number)
+        future = self.actor.handle.remote(frame).future()
+        future.add_done_callback(partial(self._on_reply, self._number, waiting))
+
+    def _on_reply(self, number: int, waiting: Optional[Waiting], future: Any) -> None:
+        """Runs in a thread of Ray's."""
+        error = future.exception()
+        self.replies[number] = future.result() if error is None else error
+        now = waiting is None or waiting.arrive()
+        self._ring(now or error is not None)
+
+    def _on_end(self, future: Any) -> None:
+        """Runs in a thread of Ray's."""
+        error = future.exception()
+        if error is not None:
+            self.fate = error
+            self.over.set()
+            self._ring(True)
+
+    def _ring(self, now: bool) -> None:
+        child = self._child()
+        if child is not None:
+            child.listener.ring(child, now)
+
+    def take(self) -> Any:
+        """What the oldest call returned or raised that has not been taken, None if that is yet to come."""
+        if not self._sent or self._sent[0] not in self.replies:
+            return None
+        return self.replies.pop(self._sent.popleft())
+
+    def is_over(self) -> bool:
+        """Whether it has ended and all is known of it: what it returned before counts."""
+        return self.fate is not None and not self._sent
+
+    def leave(self) -> None:
+        self.actor.leave.remote().future().add_done_callback(lambda _: self.over.set())
+
+
+def _abandon(actor: Any, sent: "deque[int]", owner: int) -> None:
+    """The child is gone, and nobody has closed it."""
+    if os.getpid() != owner or connection.is_lost or not import_ray().is_initialized():
+        return
+    if sent:
+        connection.kill(actor)
+    else:
+        actor.leave.remote(True)
+
+
+class ChildRay(ChildProcess):
+    """A worker that is an actor of Ray.
+
+    Attributes:
+        options: of the actor, as ``ActorClass.options`` takes them.
+        address: of the Ray to connect to, None for the one that is running or is started.
+        copies: whether arrays are copied out of the object store, so that they can be written to.
+        threads: limits the threads of the worker's libraries.
+    """
+
+    has_descriptors = False
+    resets_itself = False
+
+    def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
+        super().__init__(hosted, listener, launch_timeout)
+        self.options: Mapping[str, Any] = {}
+        self.address: Optional[str] = None
+        self.copies = True
+        self.threads: Optional[ThreadLimit] = None
+        self._current: Optional[_Life] = None
+        self._blocks: Sequence[Any] = ()
+        self._is_foreign = True
+
+    @classmethod
+    def connect(cls, children: Sequence["ChildRay"], listener: Listener) -> Optional[Callable[[], None]]:
+        connection.join(listener, children[0].address if children else None)
+        return partial(connection.leave, listener)
+
+    @property
+    def pid(self) -> Optional[int]:
+        """Its process id on the machine where it runs, None before it was built."""
+        place = None if self._current is None else self._current.place
+        return None if place is None else place.pid
+
+    def memory(self) -> Optional[int]:
+        return None if self._current is None else self._current.memory
+
+    def _start(self) -> None:
+        spec = WorkerSpec(self.hosted, None, self.life, self.threads)
+        body, descriptors = pack_spec(spec)
+        if descriptors:
+            raise TypeError("an actor of Ray cannot share the memory of an shm_buffer")
+        options = {**OUR_OPTIONS, **self.options}
+        actor = connection.actor_class().options(**options).remote(body[8:])
+        self._closing = False
+        self._current = life = _Life(self, actor)
+        self.alive = True
+        for local in range(len(self.hosted)):
+            life.send(HEADER.pack(BUILD, 0, local, 0, 0))
+
+    def _dump(self, value: Any) -> bytes:
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        return super()._dump(value)
+
+    def form_steps(self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool) -> Any:
+        """One call for all steps; a call for each of them if each is to be answered as soon as it is done."""
+        make = super().form_steps
+        if not eager or len(proc_ids) == 1:
+            return [make(proc_ids, slots, reset_slots, eager)], eager
+        return [make((i,), (slot,), (reset,), True) for i, slot, reset in zip(proc_ids, slots, reset_slots)], True
+
+    def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
+        forms, eager = form
+        size = len(actions) // len(forms)
+        frames = [
+            super(ChildRay, self).pack_steps(request, one, actions[at : at + size])
+            for one, at in zip(forms, range(0, len(actions), size))
+        ]
+        for frame in frames:
+            assert isinstance(frame, bytes)
+        return _Steps(frames, None if eager else request.owner)
+
+    def _post(self, packed: Union[bytes, _Steps]) -> None:
+        life = self._current
+        if life is None:
+            return
+        if isinstance(packed, bytes):
+            life.send(packed)
+        else:
+            for frame in packed.frames:
+                life.send(frame, packed.waiting)
+
+    def receive(self) -> None:
+        life = self._current
+        while life is not None and life is self._current:
+            reply = life.take()
+            if reply is None:
+                if life.is_over():
+                    self._on_death(life, life.fate)
+                return
+            if isinstance(reply, BaseException):
+                return self._on_death(life, reply)
+            self._take_reply(life, reply)
+
+    def _take_reply(self, life: _Life, reply: Any) -> None:
+        data, blocks = (reply[0], reply[1:]) if isinstance(reply, list) else (reply, ())
+        (length,) = NOTES_LENGTH.unpack_from(data)
+        start = NOTES_LENGTH.size + length
+        if length:
+            notes, place, memory = pickle.loads(data[NOTES_LENGTH.size : start])
+            life.place, life.memory = place or life.place, memory or life.memory
+            for note in notes:
+                tell(life.meters, note)
+        self._blocks = blocks
+        self._parse(data[start:])
+        self._blocks = ()
+
+    def _load(self, status: int, body: bytes) -> tuple[int, Any]:
+        (first,) = FIRST_BLOCK.unpack_from(body)
+        blocks = self._blocks[first:]
+        buffers = [bytearray(block) for block in blocks] if self.copies else blocks
+        return load_data(status, body[FIRST_BLOCK.size :], buffers)
+
+    def _on_death(self, life: _Life, error: Optional[BaseException]) -> None:
+        message = f"{self.describe()} is lost"
+        pid = self.pid
+        self.kill()
+        lost = self.take_open()
+        method = None
+        if lost:
+            method = lost[0].method
+            what = "being built" if method == BUILD_METHOD else f"asked for {method}"
+            message += f": it ended while it was {what}{self._of_which(lost[0])}"
+        if error is not None:
+            message += f" ({reason_of(error)})"
+        died = WorkerDied(message, self.proc_ids, pid, method=method)
+        died.__cause__ = error
+        self.listener.on_lost(self, lost, died)
+
+    def _on_nonsense(self) -> None:
+        if self._current is not None:
+            self._on_death(self._current, RuntimeError("it sent a reply that fits no request, and was killed"))
+
+    def describe(self) -> str:
+        place = None if self._current is None else self._current.place
+        return self.name() if place is None else f"{self.name()} (pid {place.pid} on {place.address})"
+
+    def check(self) -> bool:
+        life = self._current
+        self.receive()
+        return life is None or self._current is not life
+
+    def ended(self) -> bool:
+        return self._current is None or self._current.fate is not None
+
+    def doomed(self) -> bool:
+        """Whether it has ended; one that has nothing to do is asked."""
+        life = self._current
+        if life is None or life.fate is not None:
+            return True
+        return not self.open and life.place is not None and not self._lives(life)
+
+    def _lives(self, life: _Life) -> bool:
+        ray = import_ray()
+        try:
+            ray.get(life.aside(life.actor.ping), timeout=1.0)
+        except ray.exceptions.RayActorError:
+            life.over.wait(1.0)
+            return False
+        except ray.exceptions.GetTimeoutError:
+            pass  # Whatever holds it up, it is not known to have ended.
+        return True
+
+    def stack(self) -> tuple[Optional[str], str]:
+        life = self._current
+        if life is None or life.place is None or connection.is_lost:
+            return None, ""
+        ray = import_ray()
+        try:
+            return ray.get(life.aside(life.actor.stack), timeout=PATIENCE), ""
+        except ray.exceptions.RayError:
+            return None, ""
+
+    def last_stderr(self) -> Optional[str]:
+        return None
+
+    def kill(self) -> None:
+        life, self._current = self._current, None
+        self.alive = False
+        if life is not None:
+            life.finalizer.detach()
+            life.meters.detach()
+            connection.kill(life.actor)
+
+    def ask_to_stop(self) -> None:
+        if connection.is_lost:
+            self.kill()
+        elif not self._closing and self._current is not None:
+            self._closing = True
+            self._current.leave()
+
+    def stopped(self) -> bool:
+        life = self._current
+        if life is not None and life.over.is_set():
+            self.kill()
+        return self._current is None
+
+    def terminate(self) -> None:
+        if self._current is not None:
+            connection.kill(self._current.actor)
+
+    @staticmethod
+    def wait_stopped(children: Sequence[Any], timeout: float) -> None:
+        life = children[0]._current
+        if life is not None:
+            life.over.wait(timeout)
+
+
+def reason_of(error: BaseException) -> str:
+    """Why an actor has ended, in one line of what Ray says."""
+    text = " ".join(str(error).split())
+    for start in ("The actor is dead because ", "Worker exit detail: "):
+        text = text.partition(start)[2] or text
+    text = text.partition(" Some common causes include")[0]
+    return f"{type(error).__name__}: {text[:300]}"
+
+
+def check_options(given: Any, num_envs: int) -> list[Mapping[str, Any]]:
+    """What ``ray_options`` says for each environment.
+
+    Raises:
+        ValueError: if it is neither a mapping nor a sequence with one for each environment, or names what is fixed.
+    """
+    each = [given or {}] * num_envs if given is None or isinstance(given, Mapping) else list(given)
+    if len(each) != num_envs:
+        raise ValueError(f"there are {len(each)} ray_options for {num_envs} environments")
+    for options in each:
+        if options is not None and not isinstance(options, Mapping):
+            raise ValueError(f"ray_options are the options of an actor by name, not {options!r}")
+        fixed = FIXED_OPTIONS.intersection(options or ())
+        if fixed:
+            raise ValueError(f"ray_options cannot set {', '.join(sorted(fixed))}")
+    return [options or {} for options in each]
+
+
+def place(
+    children: Sequence[Any], each: Sequence[Mapping[str, Any]], address: Optional[str], copies: bool, threads: Any
+) -> None:
+    """Tell workers where they are to run; those of one actor have to agree.
+
+    Raises:
+        ValueError: if they do not.
+    """
+    for child in children:
+        options = each[child.proc_ids[0]]
+        if any(each[i] != options for i in child.proc_ids):
+            raise ValueError(f"the environments {child.proc_ids} share an actor, and their ray_options differ")
+        child.options, child.address, child.copies, child.threads = options, address, copies, threads
