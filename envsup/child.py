@@ -6,6 +6,7 @@ A new kind of worker is one subclass of ``Child`` in one file.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -21,6 +22,7 @@ from envsup.memory import resident_bytes
 from envsup.meter import Probe
 from envsup.payload import SendPayload
 from envsup.spec import WorkerSpec
+from envsup.waiting import LONGEST_WAIT
 from envsup.worker import Call, Hosted
 
 BUILD_METHOD = "<build>"
@@ -51,8 +53,10 @@ class Request:
         too_late: whether the worker ended before it could begin with it.
         actions: of a step: the action for each environment.
         sent: of a reset: what was sent, if it was more than the call of ``reset``.
+        borrowed: the timeout of the request that its worker is stuck in, if it has none of its own.
     """
 
+    borrowed: Optional[float] = None
     auto_resets: Mapping[int, "Request"] = MappingProxyType({})
     deadline: Optional[float] = None
     answered = 0
@@ -83,6 +87,11 @@ class Request:
         self.timeout = timeout
         self.reset_slots = reset_slots
         self.reset_timeout = reset_timeout
+
+    @property
+    def limit(self) -> Optional[float]:
+        """Its own timeout, or the one that it has for as long as the worker is stuck in another request."""
+        return self.timeout if self.timeout is not None else self.borrowed
 
 
 class Listener(Protocol):
@@ -329,7 +338,7 @@ class Child(ABC):
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
         """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it."""
-        stop_all([self], DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+        stop_all([self], close_timeout(timeout))
 
     def send(self, payload: SendPayload) -> None:
         """Send a request, to a new worker if there is none; the reply comes out of the supervisor's ``recv``."""
@@ -380,11 +389,10 @@ class Child(ABC):
 
     def _start_clock(self, request: Request, stuck_behind: Optional[Request] = None) -> None:
         """The worker could begin now; or it is stuck, and has this one's time, or the other's, to come back."""
-        timeout = request.timeout
-        if timeout is None and stuck_behind is not None:
-            timeout = request.timeout = stuck_behind.timeout
-        if timeout is not None:
-            request.deadline = self.listener.clock() + timeout
+        request.borrowed = stuck_behind.limit if stuck_behind is not None else None
+        limit = request.limit
+        request.deadline = None if limit is None else self.listener.clock() + limit
+        if request.deadline is not None:
             self.listener.on_deadline(request.deadline)
 
     def answer(self, count: int = 1) -> Request:
@@ -440,11 +448,17 @@ class Child(ABC):
                 self._start_clock(later, request)
 
     def _run_next_clock(self) -> None:
+        first = self.open[0]
         for request in self.open:
             if not request.expired:
                 if request.deadline is None:
-                    self._start_clock(request)
+                    self._start_clock(request, first if first.expired else None)
                 return
+
+    def time_left(self) -> float:
+        """Seconds until what it has been sent is late; infinite if that has no limit."""
+        deadlines = [request.deadline for request in self.open if request.deadline is not None]
+        return max(deadlines, default=math.inf) - self.listener.clock()
 
     def take_open(self) -> list[Request]:
         """Empty the ledger; returns what was in it and had not been given up."""
@@ -462,33 +476,56 @@ class Child(ABC):
         return f"the worker of environment{'s' if len(self._locals) > 1 else ''} {ids}"
 
 
-def stop_all(children: Sequence[Child], timeout: float, clock: Callable[[], float] = time.monotonic) -> None:
+def close_timeout(timeout: Optional[float]) -> float:
+    """Seconds that workers have for leaving, from what a user said.
+
+    Raises:
+        ValueError, TypeError: if that is no number of seconds.
+    """
+    seconds = DEFAULT_CLOSE_TIMEOUT if timeout is None else float(timeout)
+    if math.isnan(seconds):
+        raise ValueError("timeout is a number of seconds, not nan")
+    return min(seconds, LONGEST_WAIT)
+
+
+def stop_all(
+    children: Sequence[Child],
+    timeout: float,
+    clock: Callable[[], float] = time.monotonic,
+    only_in_time: bool = False,
+) -> None:
     """Ask workers to leave, wait, then terminate, then kill them; never raises for a stubborn one.
 
     Arguments:
         timeout: seconds that they have for what they were sent and for leaving.
+        only_in_time: not to wait for a worker whose request is late by then, except for a second.
     """
     for child in children:
         if any(request.expired for request in child.open):
             child.kill()  # It is stuck, and hears nothing.
     running = [child for child in children if child.alive]
+    now = clock()
+    ends = {child: now + (min(timeout, child.time_left() + 1.0) if only_in_time else timeout) for child in running}
     for child in running:
         child.ask_to_stop()
-    running = _wait_stopped(running, clock() + timeout, clock)
+    running = _wait_stopped(running, ends, clock)
     for child in running:
         child.terminate()
-    running = _wait_stopped(running, clock() + min(0.5, timeout), clock)
+    running = _wait_stopped(running, dict.fromkeys(running, clock() + min(0.5, timeout)), clock)
     for child in running:
         child.kill()
     for child in children:
         child.take_open()
 
 
-def _wait_stopped(children: list[Child], end: float, clock: Callable[[], float]) -> list[Child]:
-    while children:
+def _wait_stopped(children: list[Child], ends: Mapping[Child, float], clock: Callable[[], float]) -> list[Child]:
+    """Wait for each until its end; returns those that have not stopped."""
+    late: list[Child] = []
+    while True:
         children = [child for child in children if not child.stopped()]
-        left = end - clock()
-        if not children or left <= 0:
-            break
-        children[0].wait_stopped(children, left)
-    return children
+        now = clock()
+        late += [child for child in children if ends[child] <= now]
+        children = [child for child in children if ends[child] > now]
+        if not children:
+            return late
+        children[0].wait_stopped(children, min(ends[child] for child in children) - now)

@@ -29,7 +29,7 @@ from envsup.arguments import (
     worker_threads_of,
 )
 from envsup.budget import WaitingTime
-from envsup.child import DEFAULT_CLOSE_TIMEOUT
+from envsup.child import DEFAULT_CLOSE_TIMEOUT, close_timeout
 from envsup.crash_files import CrashFiles
 from envsup.envs import EnvironmentFactory
 from envsup.instances import Instances
@@ -375,6 +375,7 @@ class EnvSupervisor(SteppingSupervisor):
         """
         if not self._running:
             return
+        patience = close_timeout(timeout)
         with self._lock:
             if not self._running:
                 return
@@ -383,7 +384,7 @@ class EnvSupervisor(SteppingSupervisor):
                 child = env.child
                 if child.alive and not any(request.expired for request in child.open):
                     self._send_close(env)
-        self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+        self._close_down(patience)
         self._end_observation()
         for env in self._envs:
             self._enter_state(env.env_id, Event.CLOSED)

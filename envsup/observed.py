@@ -156,7 +156,7 @@ class ObservedSupervisor(ReplayingSupervisor):
             if request.method == "step" and self._meters is not None:
                 self._meters.give_up(env_id, request.seq)
             if self._trace is not None:
-                args = {"env_id": env_id, "method": request.method, "timeout": request.timeout}
+                args = {"env_id": env_id, "method": request.method, "timeout": request.limit}
                 self._trace.instant("timeout", "timeout", child.row, args)
 
     def _trace_calls(self) -> None:

@@ -242,8 +242,9 @@ class RecoveringSupervisor(EnvRequests):
         if request.method == BUILD_METHOD:
             child.kill()
             self.on_lost(child, child.take_open(), error)
-        else:
-            self._request_failed(self._envs[request.proc_ids[0]], request, error, Failure.TIMED_OUT)
+            return
+        for env_id in request.proc_ids[request.answered :]:
+            self._request_failed(self._envs[env_id], request, error, Failure.TIMED_OUT)
 
     # -- retries that wait --
 

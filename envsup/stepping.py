@@ -225,7 +225,7 @@ class SteppingSupervisor(EnvView):
         """
         end = math.inf if timeout is None else self.clock() + timeout
         while True:
-            left = None if end == math.inf else max(0.0, end - self.clock())
+            left = None if end == math.inf else end - self.clock()
             with self._lock:
                 if not self._wait(self._inbox.__len__, left):
                     raise queue.Empty

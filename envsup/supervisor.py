@@ -11,7 +11,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 
 from envsup.arena import FAILED
-from envsup.child import BUILD_METHOD, DEFAULT_CLOSE_TIMEOUT, Child, Request
+from envsup.child import BUILD_METHOD, Child, Request, close_timeout
 from envsup.inbox import Inbox, Key
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.receive_all import ReceiveAll, RemainPayloads
@@ -131,8 +131,9 @@ class Supervisor(WorkerGroup):
     def shutdown(self, timeout: Optional[float] = None) -> None:
         """End the workers: ask, wait up to ``timeout`` seconds (10 by default), then kill; may be called twice."""
         if self._running:
+            patience = close_timeout(timeout)
             self._running = False
-            self._close_down(DEFAULT_CLOSE_TIMEOUT if timeout is None else timeout)
+            self._close_down(patience)
 
     def __enter__(self) -> Any:
         return self
@@ -194,7 +195,11 @@ class Supervisor(WorkerGroup):
         """Raise what has to be raised by whichever call waits."""
         if self._fatal is not None:
             error, self._fatal = self._fatal, None
-            self.shutdown(5)
+            self._gives_up = True
+            try:
+                self.shutdown(5)
+            finally:
+                self._gives_up = False
             raise error
 
     def _give_back(self) -> None:

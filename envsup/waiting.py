@@ -10,6 +10,9 @@ from typing import Any, Callable, Optional, Protocol, Sequence
 
 from envsup.parent_ends import close_in_forked_children
 
+LONGEST_WAIT = 1e6
+"""Seconds; more than pollers, locks and joins take would overflow.  Whoever has more time waits again."""
+
 
 class Waiting:
     """A blocking call: how many replies it still waits for, and those that came.

@@ -24,7 +24,7 @@ from envsup.ray_child import ChildRay
 from envsup.spec import WorkerSpec
 from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
-from envsup.waiting import Bell, Doorbell, LockBell
+from envsup.waiting import LONGEST_WAIT, Bell, Doorbell, LockBell
 from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
@@ -65,6 +65,7 @@ class WorkerGroup:
         self._sleepers = 0
         self._deaths: dict[int, Exception] = {}
         self._suspects: set[Child] = set()
+        self._gives_up = False
         self._next_check = math.inf
         self._handlers: dict[int, Callable[[], None]] = {}
         self._rung: deque[Child] = deque()
@@ -148,7 +149,7 @@ class WorkerGroup:
                 self._doorbell.ring()
                 self._sleep(None)
             try:
-                stop_all(self._children, timeout, time.monotonic)
+                stop_all(self._children, timeout, time.monotonic, self._gives_up)
             finally:
                 for child in self._children:
                     child.kill()
@@ -272,6 +273,8 @@ class WorkerGroup:
         One thread polls, with the lock released; others wait for what it finds.
         """
         end = math.inf if timeout is None else self.clock() + timeout
+        if math.isnan(end):
+            raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
         launches = self._launches
         polled = False
         while True:
@@ -304,7 +307,7 @@ class WorkerGroup:
     def _sleep(self, left: Optional[float]) -> None:
         self._sleepers += 1
         try:
-            self._turn.wait(left)
+            self._turn.wait(None if left is None else min(left, LONGEST_WAIT))
         finally:
             self._sleepers -= 1
 
@@ -317,8 +320,8 @@ class WorkerGroup:
         if self._next_check < math.inf:
             until_check = self._next_check - self.clock()
             left = until_check if left is None else min(left, until_check)
-        if left is not None and left < 0:
-            left = 0.0  # Pollers take what is negative for no limit.
+        if left is not None:
+            left = min(max(left, 0.0), LONGEST_WAIT)  # Pollers take what is negative for no limit.
         self._polling = True
         try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
             self._lock.release()
@@ -388,7 +391,7 @@ class WorkerGroup:
             for request in list(child.open):
                 if request.deadline is not None and request.deadline <= now and not request.expired:
                     if child.receiving():
-                        request.deadline = now + (request.timeout or 1.0)
+                        request.deadline = now + (request.limit or 1.0)
                     elif request in child.open:
                         child.expire(request)
                         try:
@@ -418,16 +421,15 @@ class WorkerGroup:
         self.on_lost(child, child.take_open(), error)
 
     def _timeout_error(self, child: Child, request: Request) -> WorkerTimeout:
-        ids = ", ".join(map(str, request.proc_ids[request.answered :][:1]))
+        ids = request.proc_ids[request.answered :]
         what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
-        message = f"environment {ids} {what} within {request.timeout} s"
+        message = f"environment{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))} {what} within {request.limit} s"
         first = child.open[0] if child.open else request
         if first is not request and first.expired:
             message += f", as its worker has not come back from {first.method} of environment {first.proc_ids[0]}"
         stack, condition = child.stack()
         if condition:
             message += f"; {condition}"
-        proc_ids = tuple(request.proc_ids[request.answered :][:1])
         return WorkerTimeout(
-            message, proc_ids, child.pid, method=request.method, stack=stack, stderr=child.last_stderr()
+            message, tuple(ids), child.pid, method=request.method, stack=stack, stderr=child.last_stderr()
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import select
@@ -18,7 +19,7 @@ from helpers_failures import InWorker, Obliging, all_pids, kill_idle, lines_of, 
 from support import Clock, Make, abnormal, error_of, in_thread, observation_of, wait_until_only_open
 
 from envsup import EnvState, EnvSupervisor, SendPayload, Supervisor
-from envsup.child import BUILD_METHOD
+from envsup.child import BUILD_METHOD, stop_all
 from envsup.testing import Gate
 
 LONG = 50
@@ -464,6 +465,41 @@ def test_there_is_a_launch_timeout_by_default(make_local: Make) -> None:
                 make_local(None, **{name: bad, "clock": None})
 
 
+@pytest.mark.parametrize("endless", [float("inf"), 1e300, 1e9])
+def test_a_timeout_longer_than_the_system_can_wait(make: Make, endless: float) -> None:
+    """OverflowError from epoll, locks and joins (python/cpython: "timestamp out of range", "timeout value is too
+    large"); from close, the workers were left running.
+    """
+    sup = make(step_timeout=endless, reset_timeout=endless, launch_timeout=endless)
+    sup.launch()
+    assert not any(map(abnormal, sup.step([1, 1])))
+    sup.step({0: 1}, block=False)
+    assert sup.recv(timeout=endless).err is None
+    request = SendPayload(0, method="add", args=[1])
+    sup.send(request)
+    assert sup.recv_all([request], timeout=endless)[0].data == 1
+    sup.close(endless)
+    assert not any(child.alive for child in sup._children)
+
+
+def test_a_timeout_that_is_no_number_changes_nothing(make_fork: Make) -> None:
+    """nan was no limit at all, and a close that raised had forgotten its workers."""
+    sup = make_fork()
+    sup.launch()
+    sup.step({0: 1}, block=False)
+    request = SendPayload(1, method="add", args=[1])
+    sup.send(request)
+    calls: list[Any] = [sup.recv, sup.recv_many, sup.close, sup.shutdown, partial(sup.recv_all, [request])]
+    no_numbers: list[Any] = [float("nan"), "soon", []]
+    for call in calls:
+        for bad in no_numbers:
+            with pytest.raises((TypeError, ValueError)):
+                call(timeout=bad)
+    assert not sup.closed
+    assert sup.recv_all([request])[0].data == 1
+    assert sup.recv(timeout=600).method == "step"
+
+
 # -- calls and attributes --
 
 
@@ -494,6 +530,44 @@ def test_attribute_that_times_out(make_local: Make, clock: Clock) -> None:
         gate.release()
         sup.call("be", "ok", env_id=0)
         assert sup.moody == ["ok", "ok"]
+
+
+def test_steps_of_a_group_behind_a_read_that_is_stuck(make_local: Make, clock: Clock) -> None:
+    """All of them are late in the read's time.  One alone was, and the step never returned (siblings of DI-engine's
+    request that queues up behind one that hangs).
+    """
+    with gates(1) as (gate,):
+        sup = make_local([env(gate), env(gate)], clock=clock, reset_timeout=5, envs_per_child=2, max_try=3)
+        sup.launch()
+        sup.call("be", "hang", env_id=0)
+        with advance_when_stuck(clock, [gate], 5 + TINY), pytest.raises(TimeoutError, match="environment 0"):
+            sup.get_child_attr(0, "moody")
+        with in_thread(lambda: sup.step([1, 2])) as outcome:
+            wait_until_only_open(sup, {0, 1})
+            clock.advance(5 + TINY)
+            wait_until(lambda: sup._envs[0].recovering and sup._envs[1].recovering)
+            gate.release()
+        errors = [str(error_of(ts)) for ts in outcome[0]]
+        assert all("environments 0, 1 did not answer step within 5" in error for error in errors), errors
+        assert not any(map(abnormal, sup.step([1, 1])))
+
+
+def test_step_behind_a_read_that_is_stuck_has_no_limit_once_that_came_back(make_local: Make, clock: Clock) -> None:
+    """It kept the read's timeout for good, where there is no step_timeout (found with the one above)."""
+    with gates(2) as (reading, stepping):
+        sup = make_local([env(reading), env(stepping)], clock=clock, reset_timeout=5, envs_per_child=2)
+        sup.launch()
+        sup.call("be", "hang", env_id=0)
+        with advance_when_stuck(clock, [reading], 5 + TINY), pytest.raises(TimeoutError, match="environment 0"):
+            sup.get_child_attr(0, "moody")
+        with in_thread(lambda: sup.step({1: "hang"})) as outcome:
+            wait_until_only_open(sup, {0, 1})
+            reading.release()
+            stepping.wait_until_reached()
+            wait_until_only_open(sup, {1})
+            clock.advance(5 + TINY)
+            stepping.release()
+        assert not abnormal(outcome[0][0])
 
 
 def test_recovery_goes_on_while_a_call_waits(make_local: Make, clock: Clock) -> None:
@@ -711,3 +785,47 @@ def test_lives_are_told_apart_by_their_pids(make_process: Make, clock: Clock) ->
     new = all_pids(sup)
     assert new[0] != old[0]
     assert new[1] == old[1]
+
+
+# -- closing when there is no hope --
+
+
+class Stubborn:
+    """A worker that leaves at a time of its own, on a clock that goes on when somebody waits."""
+
+    alive = True
+    open = ()
+
+    def __init__(self, clock: Clock, leaves: float, late: float) -> None:
+        self.clock, self.leaves, self.late = clock, clock() + leaves, late
+        self.killed: Optional[float] = None
+
+    def time_left(self) -> float:
+        return self.late
+
+    def stopped(self) -> bool:
+        return self.clock() >= self.leaves
+
+    def wait_stopped(self, children: list[Any], timeout: float) -> None:
+        self.clock.now += min(timeout, *(max(0.0, child.leaves - self.clock()) for child in children), timeout)
+
+    def kill(self) -> None:
+        self.killed = self.clock()
+
+    def nothing(self) -> None: ...
+
+    ask_to_stop = terminate = take_open = nothing
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_whoever_gives_up_waits_for_no_other_that_is_late(clock: Clock, gives_up: bool) -> None:
+    """When all resets hung, the error of the first came 5 s late: each of the others was waited for (sibling of
+    gymnasium's and Stable-Baselines3's close, which joins workers that are stuck).
+    """
+    start = clock()
+    hung, busy, idle = (Stubborn(clock, leaves, late) for leaves, late in ((60, 0.5), (3, math.inf), (0, math.inf)))
+    children: Any = [hung, busy, idle]
+    stop_all(children, 5, clock, gives_up)
+    assert hung.killed is not None
+    assert (busy.killed, idle.killed) == (None, None)
+    assert hung.killed - start == pytest.approx(3.5 if gives_up else 5.5)
