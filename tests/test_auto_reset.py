@@ -269,7 +269,7 @@ def test_retry_waits_for_retry_waiting_time(make_local: Make, clock: Clock, step
     )
     sup.launch()
     with in_thread(lambda: step(sup, {0: "done"})) as outcome:
-        wait_until(lambda: sup._envs[0].retry is not None)
+        wait_until(lambda: sup._envs[0].recovery.retry is not None)
         wait_until_waiting(sup)
         assert sup.env_states == {0: EnvState.ERROR}
         clock.advance(7.5)
