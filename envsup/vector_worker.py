@@ -108,7 +108,7 @@ class AdaptedEnv:
         """Step the environment; returns five items while the episode goes on, else four with an ``Ended`` as info."""
         obs, reward, terminated, truncated, info = self._step(action)
         if type(reward) is not float:
-            reward = float(reward)
+            reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         given = obs
         if type(obs) is not np.ndarray or obs.dtype != self._dtype or obs.shape != self._shape:
             obs = self._conform(obs)

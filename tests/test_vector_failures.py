@@ -329,3 +329,18 @@ def test_every_row_follows_from_the_one_before(vec: Vec, options: dict[str, Any]
         assert mode is NEXT_STEP or not obs[ended][:, 1].any()
         before = obs
     assert failures
+
+
+def test_reward_may_be_an_array_of_one(vec: Vec) -> None:
+    """With numpy 2.4 each step failed, though DI-engine's and many older environments return such rewards."""
+
+    class Boxed(Faulty):
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            return obs, np.array([reward]), *rest
+
+    env = vec([Boxed] * 2)
+    env.reset()
+    _, rewards, _, truncations, _ = env.step(np.zeros(2, int))
+    assert rewards.tolist() == [1, 1]
+    assert not truncations.any()
