@@ -12,6 +12,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Union
 
 from envsup.child import BUILD_METHOD, Child, Request, stop_all
+from envsup.descriptors import above_standard_streams
 from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
@@ -105,7 +106,8 @@ class WorkerGroup:
         if self._running:
             return
         self._check_limits()
-        self._open()
+        with above_standard_streams():
+            self._open()
         started = 0
         try:
             for child in self._children:
@@ -177,12 +179,14 @@ class WorkerGroup:
 
     def start_process(self, spec: WorkerSpec) -> WorkerProcess:
         assert self._life_pipe is not None
-        evidence = Evidence(self._capture_stderr, self._patience)
-        try:
-            process = start_worker(self._start_method, spec._replace(threads=self._threads), self._life_pipe, evidence)
-        except BaseException:
-            evidence.close_descriptors()
-            raise
+        spec = spec._replace(threads=self._threads)
+        with above_standard_streams():
+            evidence = Evidence(self._capture_stderr, self._patience)
+            try:
+                process = start_worker(self._start_method, spec, self._life_pipe, evidence)
+            except BaseException:
+                evidence.close_descriptors()
+                raise
         self._processes.add(process)
         if self._capture_stderr:
             self.on_deadline(self.clock() + FORWARD_EVERY)

@@ -1,0 +1,60 @@
+"""What was reported of vector environments and of pools of workers elsewhere, and went wrong here too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_failures import Obliging
+from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Make, abnormal, kinds
+
+from envsup import EnvState
+from envsup.testing import ScriptedEnv
+
+# -- processes --
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_daemon_that_has_closed_its_standard_streams(method: str) -> None:
+    """Pipes and shared memory took their numbers, which a new interpreter and every print then wrote over (CPython's
+    multiprocessing and subprocess in daemons, bpo-10806 and bpo-32844).
+    """
+    code = f"""
+        import os
+        from functools import partial
+        from envsup import EnvSupervisor
+        from envsup.testing import ScriptedEnv
+        class Loud(ScriptedEnv):
+            def step(self, action):
+                try:
+                    print("stepped", flush=True)
+                except OSError:
+                    pass
+                return super().step(action)
+        told = os.dup(1)
+        for fd in (0, 1, 2):
+            os.close(fd)
+        sup = EnvSupervisor(env_fn=[partial(Loud, length=50)] * 2, mp_ctx={method!r}, timesteps=False)
+        sup.launch()
+        for number in range(3):
+            steps = sup.step_arrays([number, number], [0, 1])
+            os.write(told, f"{{steps.obs[:, 3].tolist()}} {{steps.failed.any()}};".encode())
+            try:
+                print("told", flush=True)
+            except OSError:
+                pass
+            if number == 1:
+                sup._children[1].restart()
+                sup.reset({{1: {{}}}})
+        sup.close()
+        os.write(told, b"closed")
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[0.0, 0.0] False;[1.0, 1.0] False;[2.0, 2.0] False;closed", done
