@@ -71,7 +71,7 @@ def learn(env: Any, measure: Measure) -> Learned:
         try:
             if callable(getattr(env, "close", None)):
                 env.close()
-        except Exception:
+        except (Exception, SystemExit):
             logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=True)
 
 

@@ -111,8 +111,8 @@ class _Seat:
         if old is not None and callable(getattr(old, "close", None)):
             try:
                 old.close()
-            except Exception:
-                pass  # It is replaced because it failed; what it says about closing helps nobody.
+            except BaseException:
+                pass  # What it says about closing helps nobody, and others of this worker are to be closed, too.
 
     def invoke(self, call: Call) -> tuple[int, Any]:
         try:

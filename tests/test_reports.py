@@ -58,3 +58,25 @@ def test_daemon_that_has_closed_its_standard_streams(method: str) -> None:
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[0.0, 0.0] False;[1.0, 1.0] False;[2.0, 2.0] False;closed", done
+
+
+class LeavesRudely(ScriptedEnv):
+    """Says that it closes and then leaves the interpreter."""
+
+    def close(self) -> None:
+        super().close()
+        if os.environ.get("LEAVES_RUDELY"):
+            sys.exit(3)
+
+
+def test_close_that_exits_is_nobodys_problem(make_local: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment whose close calls sys.exit ended this process, when it was closed after its spaces were read
+    (Stable-Baselines3 and gymnasium: a window that is closed exits).
+    """
+    monkeypatch.setenv("LEAVES_RUDELY", "1")
+    log = tmp_path / "log"
+    sup = make_local([partial(LeavesRudely, log=str(log))] * 2, envs_per_child=2)
+    sup.launch()
+    assert not any(map(abnormal, sup.step([1, 1])))
+    sup.close()
+    assert log.read_text().splitlines().count("close") >= 3
