@@ -9,6 +9,8 @@ from typing import Any, Optional
 import numpy as np
 import numpy.typing as npt
 
+from envsup.wrappers import innermost
+
 Picture = npt.NDArray[np.uint8]
 _LIBRARIES = ("gym", "gymnasium")
 
@@ -31,7 +33,7 @@ def frame_of(env: Any, max_side: Optional[int] = None) -> Picture:
 
 
 def _rendered(env: Any) -> Any:
-    inner, mode = getattr(env, "unwrapped", env), getattr(env, "render_mode", None)
+    inner, mode = innermost(env), getattr(env, "render_mode", None)
     draw = getattr(inner, "render", None)
     if not callable(draw):
         raise RuntimeError("it has no render method")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from envsup.wrappers import innermost
+
 
 def frame_of(env: Any) -> Any:
     """The frame that an environment shows now, an array ``(height, width, 3)`` as a rule.
@@ -21,7 +23,7 @@ def frame_of(env: Any) -> Any:
     if isinstance(frame, list):  # Of the mode "rgb_array_list": all since the last call.
         frame = frame[-1] if frame else None
     if frame is None:
-        name = type(getattr(drawing, "unwrapped", drawing)).__name__
+        name = type(innermost(drawing)).__name__
         raise RuntimeError(f"{name} draws nothing: make it with render_mode='rgb_array'")
     return frame
 
@@ -32,7 +34,7 @@ def _takes_mode(env: Any) -> bool:
     The wrappers of gym 0.26 take all keywords and pass them on, so the environment within is asked.
     """
     try:
-        parameters = inspect.signature(getattr(env, "unwrapped", env).render).parameters.values()
+        parameters = inspect.signature(innermost(env).render).parameters.values()
     except (TypeError, ValueError):
         return False
     return any(p.name == "mode" or p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)

@@ -80,3 +80,33 @@ def test_close_that_exits_is_nobodys_problem(make_local: Make, monkeypatch: pyte
     assert not any(map(abnormal, sup.step([1, 1])))
     sup.close()
     assert log.read_text().splitlines().count("close") >= 3
+
+
+# -- names and attributes --
+
+
+class Obscure:
+    """A wrapper that has an answer to any name."""
+
+    def __init__(self, answer: Any) -> None:
+        self.__dict__["env"], self.__dict__["answer"] = Obliging(length=50), answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["env"], name, self.__dict__["answer"])
+
+
+def nothing(*_: Any) -> None:
+    """An answer that can be called."""
+
+
+@kinds(FORK, THREAD, SPAWN)
+@pytest.mark.parametrize("answer", [None, nothing], ids=["none", "function"])
+def test_wrapper_that_has_an_answer_to_any_name(make_of: Make, answer: Any) -> None:
+    """What it called ``unwrapped`` was taken for the environment (wrappers with a __getattr__, learn2learn 203)."""
+    sup = make_of([partial(Obscure, answer)] * 2)
+    sup.seed(5)
+    sup.launch()
+    assert sup.ready_obs[:, 0].tolist() == [5, 6]
+    assert not any(map(abnormal, sup.step([1, 1])))
