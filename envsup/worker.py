@@ -368,7 +368,7 @@ class PipeServer:
 
     def _carry_out(self, call: Call) -> tuple[int, bytes]:
         status, data = self._host.call(call)
-        if not status & FAILED and data[0] is ABSENT and data[1] is None:
+        if call.slot >= 0 and not status & FAILED and data[0] is ABSENT and data[1] is None:
             return OBS, b""
         return dump_reply(status, data, call.method, self._dumps)
 

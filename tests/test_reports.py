@@ -110,3 +110,22 @@ def test_wrapper_that_has_an_answer_to_any_name(make_of: Make, answer: Any) -> N
     sup.launch()
     assert sup.ready_obs[:, 0].tolist() == [5, 6]
     assert not any(map(abnormal, sup.step([1, 1])))
+
+
+class Elliptic(ScriptedEnv):
+    """Has an attribute and a method that are three dots."""
+
+    rest = ...
+
+    def dots(self) -> Any:
+        """The same from a method."""
+        return ...
+
+
+@kinds(FORK, MESSAGES, FORKSERVER, THREAD)
+def test_ellipsis_is_a_value_like_any_other(make_of: Make) -> None:
+    """It arrived as None, as it is the sign for what is in shared memory (sibling of get_attr of any value)."""
+    sup = make_of([Elliptic] * 2)
+    sup.launch()
+    assert sup.rest == [..., ...]
+    assert sup.call("dots") == [..., ...]
