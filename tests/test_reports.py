@@ -129,3 +129,16 @@ def test_ellipsis_is_a_value_like_any_other(make_of: Make) -> None:
     sup.launch()
     assert sup.rest == [..., ...]
     assert sup.call("dots") == [..., ...]
+
+
+def test_state_of_an_environment_that_there_is_none_of(make_local: Make) -> None:
+    """It was not done, for ever: a loop over wrong ids had no end (EnvPool 312: ids that are none)."""
+    sup = make_local()
+    for _ in range(2):
+        for env_id in (-1, 2, 99):
+            with pytest.raises(ValueError, match="there is no environment"):
+                sup.env_state_done(env_id)
+        assert not sup.env_state_done(1)
+        if sup.closed:
+            sup.launch()
+    assert sup.env_states == {0: EnvState.RUN, 1: EnvState.RUN}
