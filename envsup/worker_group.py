@@ -67,6 +67,7 @@ class WorkerGroup:
         self._deaths: dict[int, Exception] = {}
         self._suspects: set[Child] = set()
         self._gives_up = False
+        self._owner = -1
         self._next_check = math.inf
         self._handlers: dict[int, Callable[[], None]] = {}
         self._rung: deque[Child] = deque()
@@ -131,6 +132,7 @@ class WorkerGroup:
 
     def _open(self) -> None:
         self._launches += 1
+        self._owner = os.getpid()
         self._fatal = None
         self._disconnect = self.TYPE_MAPPING[self._type].connect(self._children, self)
         if self.TYPE_MAPPING[self._type].has_descriptors:
@@ -179,6 +181,7 @@ class WorkerGroup:
 
     def start_process(self, spec: WorkerSpec) -> WorkerProcess:
         assert self._life_pipe is not None
+        self._check_owner()
         spec = spec._replace(threads=self._threads)
         with above_standard_streams():
             evidence = Evidence(self._capture_stderr, self._patience)
@@ -279,6 +282,7 @@ class WorkerGroup:
         end = math.inf if timeout is None else self.clock() + timeout
         if math.isnan(end):
             raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+        self._check_owner()
         launches = self._launches
         polled = False
         while True:
@@ -299,6 +303,13 @@ class WorkerGroup:
                 self._sleep(left)
             else:
                 self._poll(left)
+
+    def _check_owner(self) -> None:
+        if self._running and self._owner != os.getpid():
+            raise SupervisorClosed(
+                f"the supervisor was launched by process {self._owner}, of which this one is a forked copy: "
+                "its workers answer that process alone"
+            )
 
     def _wake(self) -> None:
         """There is something for a thread that waits, and no worker has written."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import textwrap
@@ -80,6 +82,76 @@ def test_close_that_exits_is_nobodys_problem(make_local: Make, monkeypatch: pyte
     assert not any(map(abnormal, sup.step([1, 1])))
     sup.close()
     assert log.read_text().splitlines().count("close") >= 3
+
+
+FORKED = {
+    "step": lambda sup: sup.step([1, 1]),
+    "step_arrays": lambda sup: sup.step_arrays([1, 1], [0, 1]),
+    "reset": lambda sup: sup.reset(),
+    "recv": lambda sup: sup.recv(),
+    "recv_many": lambda sup: sup.recv_many(),
+    "call": lambda sup: sup.call("add", 1),
+    "attribute": lambda sup: sup.length,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@kinds(FORK, THREAD)
+@pytest.mark.parametrize("call", FORKED)
+def test_forked_copy_of_the_trainer_cannot_use_its_workers(make_of: Make, call: str) -> None:
+    """With threads, which the copy does not have, it waited for ever (torch's DataLoader and pools that are inherited,
+    python/cpython 50970); with processes, the error was of epoll.
+    """
+    sup = make_of(length_of(50))
+    sup.launch()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            FORKED[call](sup)
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__} {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        assert select.select([reading], [], [], 30)[0], "it waits"
+        said = os.read(reading, 1000).decode()
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert said.startswith(f"SupervisorClosed the supervisor was launched by process {os.getpid()}")
+    assert [ts.obs[2] for ts in sup.step([1, 1])] == [1, 1], "and this process does not notice"
+
+
+def length_of(length: int) -> list[Any]:
+    """Factories of two environments whose episodes have so many steps."""
+    return [partial(Obliging, length=length)] * 2
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_close_by_what_is_collected_when_the_interpreter_ends(kind: str) -> None:
+    """It said that an exception was ignored in __del__ (openai/baselines 1149, gymnasium's AsyncVectorEnv.__del__)."""
+    code = f"""
+        from envsup import EnvSupervisor, Supervisor
+        from envsup.testing import ScriptedEnv
+        class Agent:
+            def __init__(self):
+                self.envs = EnvSupervisor({kind!r}, [ScriptedEnv] * 2, shared_memory=False, timesteps=False)
+                self.envs.launch()
+                self.envs.step_arrays([1, 1], [0, 1])
+                self.pool = Supervisor({kind!r})
+                self.pool.register(ScriptedEnv)
+                self.pool.start_link()
+            def __del__(self):
+                self.envs.close()
+                self.pool.shutdown()
+        agent = Agent()
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Exception ignored" in done.stderr, "Traceback" in done.stderr) == (0, False, False), done
 
 
 # -- names and attributes --
