@@ -21,7 +21,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 2
     try:
         status: int = importlib.import_module(COMMANDS[name]).main(rest)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # As if it was closed from the start.
+            sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED

@@ -15,7 +15,7 @@ import pickle
 import secrets
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from envsup.episode_log import EpisodeLog
 from envsup.worker import describe, dump
@@ -38,6 +38,7 @@ class FailedEpisode(NamedTuple):
         params: keyword arguments of the reset.
         actions: of the episode; the last one is that of the step that failed.
         error: the failure, as text.
+        left_out: what of the parameters and the actions could not be pickled, as text; there is None in its place.
     """
 
     env_id: int
@@ -47,6 +48,7 @@ class FailedEpisode(NamedTuple):
     params: dict[str, Any]
     actions: list[Any]
     error: str
+    left_out: Sequence[str] = ()
 
 
 class CrashFiles:
@@ -82,7 +84,7 @@ class CrashFiles:
 
 
 def _as_json(episode: FailedEpisode) -> str:
-    data = base64.b64encode(dump((episode.dynamic_seed, episode.params, episode.actions))).decode("ascii")
+    data, left_out = _pickled(episode)
     text = {
         "format": FORMAT,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -92,9 +94,31 @@ def _as_json(episode: FailedEpisode) -> str:
         "seed": episode.seed,
         "reset_param": shown(episode.params),
         "steps": len(episode.actions),
-        "episode": data,
+        "left_out": left_out,
+        "episode": base64.b64encode(data).decode("ascii"),
     }
     return json.dumps(text, indent=1)
+
+
+def _pickled(episode: FailedEpisode) -> tuple[bytes, list[str]]:
+    """The data, without what cannot be pickled, as actions for threads need not be; and that, as text."""
+    params, actions = episode.params, episode.actions
+    left_out: list[str] = []
+
+    def kept(value: Any, name: str) -> Any:
+        try:
+            dump(value)
+        except Exception:
+            left_out.append(f"{name}: {shown(value)}")
+            return None
+        return value
+
+    try:
+        return dump((episode.dynamic_seed, params, actions)), left_out
+    except Exception:
+        params = {key: kept(value, f"the reset parameter {key}") for key, value in params.items()}
+        actions = [kept(action, f"the action of step {t}") for t, action in enumerate(actions, 1)]
+        return dump((episode.dynamic_seed, params, actions)), left_out
 
 
 def shown(value: Any) -> str:
@@ -125,6 +149,6 @@ def load(path: Union[str, "os.PathLike[str]"]) -> FailedEpisode:
             raise ValueError(text["format"])
         dynamic_seed, params, actions = pickle.loads(base64.b64decode(text["episode"]))
         found = text["env_id"], text["method"], text["seed"]
-        return FailedEpisode(*found, dynamic_seed, params, actions, text["error"])
+        return FailedEpisode(*found, dynamic_seed, params, actions, text["error"], text.get("left_out", ()))
     except (ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError) as error:
         raise ValueError(f"{os.fspath(path)} is no file of crash_dir") from error

@@ -307,7 +307,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         return 2
     try:
         video = None if args.render is None else VideoFile(args.render, _FPS)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         print(f"envsup: --render: {one_line(error)}", file=sys.stderr)
         return 2
     logging.getLogger("envsup").addHandler(logging.NullHandler())  # What it would say is in the table.

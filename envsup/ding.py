@@ -124,6 +124,8 @@ class DingEnvSupervisor(EnvSupervisor):
         if not isinstance(actions, (list, tuple, dict, np.ndarray)) and "TreeValue" in class_names(actions):
             actions = self._maker.rows(actions)
         ids, to_send = super()._addressed(actions)
+        if any(_is_tensor(action) for action in to_send):
+            to_send = [action.detach().cpu().numpy() if _is_tensor(action) else action for action in to_send]
         return ids, [_scalar(action) for action in to_send] if self._squeezes else to_send
 
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
@@ -161,6 +163,11 @@ class DingEnvSupervisor(EnvSupervisor):
         returned = self._episodes.add(env_id, before, timestep.reward, done)
         if done and RETURN_KEY not in timestep.info:
             timestep.info[RETURN_KEY] = np.array(returned)
+
+
+def _is_tensor(action: Any) -> bool:
+    """Whether it is one of torch's, which no environment of DI-engine takes and no worker is to import torch for."""
+    return type(action).__module__ == "torch" and callable(getattr(action, "numpy", None))
 
 
 def _scalar(action: Any) -> Any:

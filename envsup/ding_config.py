@@ -46,7 +46,7 @@ def options_of(cfg: Mapping[str, Any]) -> dict[str, Any]:
         logger.warning("Keys of the configuration that mean nothing here: %s", ", ".join(ignored))
     options = {new: cfg[old] for old, new in _RENAMED.items() if old in cfg}
     options.update({key: cfg[key] for key in _OPTIONS if cfg.get(key) is not None and key != "max_retry"})
-    options["max_try"] = max(options.get("max_try") or 1, 1)
+    options["max_try"] = options.get("max_try") or 1
     if "reset_timeout" not in options:  # The first answer of a worker, there, is that to its reset.
         options["reset_timeout"] = cfg.get("connect_timeout")
     if options.get("type_") == "thread":

@@ -9,7 +9,7 @@ from envsup.child import Child, Request
 from envsup.episode_log import EpisodeLog
 from envsup.lifecycle import Action, Event
 from envsup.payload import RecvPayload, SendPayload
-from envsup.waiting import Waiting
+from envsup.waiting import SILENT, Waiting
 
 
 class EnvPayload(RecvPayload):
@@ -25,18 +25,58 @@ class EnvPayload(RecvPayload):
     number: int = 0
 
 
+class Recovery:
+    """What is under way, or put off, to bring one environment back after a failure.
+
+    Attributes:
+        request: the reset, or the replay of its episode, that will end the recovery.
+        joiners: the blocking calls that wait for it.
+        deliver: whether ``recv`` is to return its observation.
+        asked: the request for a reset that this will answer, if the caller made one of its own.
+        retry: when to try again, and how.
+        waiting_steps: steps that were sent meanwhile.
+        stranded: steps that were lost with the worker, to be tried again when the episode has been run again; and the
+            error that says so.
+    """
+
+    __slots__ = ("asked", "deliver", "joiners", "request", "retry", "stranded", "waiting_steps")
+
+    def __init__(self) -> None:
+        self.request: Optional[Request] = None
+        self.joiners: list[Waiting] = []
+        self.deliver = False
+        self.asked: Optional[SendPayload] = None
+        self.retry: Optional[tuple[float, Action]] = None
+        self.waiting_steps: list[tuple[Request, Any]] = []
+        self.stranded: list[tuple[Request, Exception]] = []
+
+    def join(self, owner: Optional[Waiting]) -> None:
+        """Have ``owner`` wait for the end, or ``recv`` return the observation if there is none."""
+        if owner is None:
+            self.deliver = True
+        elif owner is not SILENT:
+            self.joiners.append(owner)
+            owner.add()
+
+    def finish(self) -> bool:
+        """The environment runs again: whoever waited for that goes on.  Returns whether ``recv`` is to say so."""
+        if self.request is not None and self.joiners:
+            self.request.owner = self.joiners[-1]
+        for waiting in self.joiners:
+            waiting.settle()
+        deliver, self.deliver = self.deliver and not self.joiners, False
+        self.joiners = []
+        self.request = None
+        return deliver
+
+
 class EnvRecord:
     """What is known of one environment.
 
     Attributes:
         tries: failed resets in a row.
         recovering: whether a failure is being recovered from.
-        recovery: the reset that will end that.
-        joiners: the blocking calls that wait for it.
-        deliver: whether ``recv`` is to return its observation.
-        asked: the request for a reset that this will answer, if the caller made one of its own.
-        retry: when to try again, and how.
-        waiting_steps: steps that were sent meanwhile.
+        recovery: how it is, and what is put off until it has been.
         lost: why its episode was lost while no request was open; the next step says so.
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
@@ -49,8 +89,6 @@ class EnvRecord:
         truncates: whether a step that fails is called a truncation, as is understood with gymnasium's environments.
         reset_info: the info of its last reset.
         begun: how many episodes have begun.
-        stranded: steps that were lost with the worker, to be tried again when the episode has been run again; and the
-            error that says so.
         special: whether a step needs more than to be sent: it is recovering, or has lost an episode, or has a new seed.
 
     Arguments:
@@ -63,13 +101,10 @@ class EnvRecord:
         "_recovering",
         "_specials",
         "applied",
-        "asked",
         "begun",
         "child",
-        "deliver",
         "env_id",
         "episodes",
-        "joiners",
         "last_error",
         "life_seed",
         "log",
@@ -77,12 +112,9 @@ class EnvRecord:
         "recovery",
         "reset_info",
         "restarts",
-        "retry",
         "special",
-        "stranded",
         "tries",
         "truncates",
-        "waiting_steps",
     )
 
     def __init__(self, env_id: int, child: Child, specials: set[int], truncates: bool = False) -> None:
@@ -91,12 +123,7 @@ class EnvRecord:
         self._specials = specials
         self.truncates = truncates
         self.tries = 0
-        self.recovery: Optional[Request] = None
-        self.joiners: list[Waiting] = []
-        self.deliver = False
-        self.asked: Optional[SendPayload] = None
-        self.retry: Optional[tuple[float, Action]] = None
-        self.waiting_steps: list[tuple[Request, Any]] = []
+        self.recovery = Recovery()
         self.prepare_error: Optional[Exception] = None
         self.applied = 0
         self.life_seed: Optional[int] = None
@@ -106,7 +133,6 @@ class EnvRecord:
         self.log = EpisodeLog(usable=False)
         self.begun = 0
         self.reset_info: dict[Any, Any] = {}
-        self.stranded: list[tuple[Request, Exception]] = []
         self.special = False
         self._recovering = self._new_seed = False
         self._lost: Optional[Exception] = None

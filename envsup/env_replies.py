@@ -302,12 +302,12 @@ class EnvReplies(Supervisor):
             return self._reset_failed(env, request, error, Failure.WORKER_LOST)
         env.tries = 0
         owner, deliver = request.owner, request.owner is None
-        if request is env.recovery:
+        if request is env.recovery.request:
             deliver = self._finish_recovery(env)
             if not deliver:
                 owner = SILENT
         if deliver:
-            request.payload, env.asked = request.payload or env.asked, None
+            request.payload, env.recovery.asked = request.payload or env.recovery.asked, None
             data, slot = self._maker.tree(obs), request.slots[0]
             self._deliver(env.env_id, request, data, Event.STARTED, obs, slot=slot, extra=env.reset_info)
         else:
@@ -316,21 +316,17 @@ class EnvReplies(Supervisor):
             owner.settle()
         self._send_waiting_steps(env)
 
-    def _finish_recovery(self, env: EnvRecord) -> bool:
+    @staticmethod
+    def _finish_recovery(env: EnvRecord) -> bool:
         """The environment runs again; returns whether ``recv`` is to say so."""
-        if env.recovery is not None and env.joiners:
-            env.recovery.owner = env.joiners[-1]
-        for waiting in env.joiners:
-            waiting.settle()
-        deliver, env.deliver = env.deliver and not env.joiners, False
-        env.joiners = []
-        env.recovering, env.recovery = False, None
+        deliver = env.recovery.finish()
+        env.recovering = False
         return deliver
 
     def _send_waiting_steps(self, env: EnvRecord) -> None:
         if env.recovering:
             return
-        waiting, env.waiting_steps = env.waiting_steps, []
+        waiting, env.recovery.waiting_steps = env.recovery.waiting_steps, []
         for request, steps in waiting:
             env.child.send_steps(request, steps, self.clock())
 

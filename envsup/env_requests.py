@@ -173,7 +173,7 @@ class EnvRequests(EnvReplies):
     def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
         """A step to an environment that cannot take it now: it waits for the recovery, or is told what was lost."""
         if env.recovering and env.lost is None:
-            env.waiting_steps.append((request, steps))
+            env.recovery.waiting_steps.append((request, steps))
             return
         error = env.lost or self._deaths.get(env.env_id) or WorkerDied(f"{env.child.name()} is not running")
         env.lost = None

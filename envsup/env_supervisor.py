@@ -33,6 +33,7 @@ from envsup.budget import WaitingTime
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, close_timeout
 from envsup.crash_files import CrashFiles
 from envsup.envs import EnvironmentFactory
+from envsup.instances import Instances
 from envsup.lifecycle import EnvRetryType, Event, Policy
 from envsup.observed import traced
 from envsup.payload import ChildType
@@ -192,8 +193,9 @@ class EnvSupervisor(SteppingSupervisor):
         self._arena: Optional[Arena] = None
         self._observe(trace)
         self._create_env_ref(spaces, probe)
+        instances, owns_process = Instances(), in_process or with_ray
         hosted = [
-            Hosted(i, EnvironmentFactory(factory, i, in_process or with_ray)) for i, factory in enumerate(self._env_fn)
+            Hosted(i, EnvironmentFactory(factory, i, owns_process, instances)) for i, factory in enumerate(self._env_fn)
         ]
         for first in range(0, len(hosted), self._envs_per_child):
             self._place_worker([self._add_child(hosted[first : first + self._envs_per_child])])

@@ -253,8 +253,8 @@ class EnvView(ObservedSupervisor):
                     self._note_lost(env, self._deaths.get(env.env_id))
                 env.recovering = True
                 self._renew(env)
-            elif env.retry is not None:
-                self._retry(env, env.retry[1])
+            elif env.recovery.retry is not None:
+                self._retry(env, env.recovery.retry[1])
 
     def _check_ids(self, keyed: Mapping[Any, Any]) -> Mapping[int, Any]:
         count = self.env_num

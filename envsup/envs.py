@@ -15,7 +15,8 @@ import numpy as np
 from envsup.arena import TRUNCATED_KEY
 from envsup.episode_log import START, fingerprint
 from envsup.errors import InvalidTimestep
-from envsup.frame import frame_of
+from envsup.frame import drawn_by, frame_of
+from envsup.instances import Instances
 from envsup.meter import number_of
 from envsup.recording import record_video
 from envsup.spaces import class_names
@@ -23,15 +24,24 @@ from envsup.wrappers import innermost
 
 
 class EnvironmentFactory:
-    """Builds environment ``env_id`` in its worker; picklable if ``factory`` is."""
+    """Builds environment ``env_id`` in its worker; picklable if ``factory`` is.
 
-    def __init__(self, factory: Callable[[], Any], env_id: int, owns_process: bool = False) -> None:
+    Arguments:
+        instances: the environments of the other factories of the supervisor.
+    """
+
+    def __init__(
+        self, factory: Callable[[], Any], env_id: int, owns_process: bool = False, instances: Optional[Instances] = None
+    ) -> None:
         self.factory = factory
         self.env_id = env_id
         self.owns_process = owns_process
+        self.instances = Instances() if instances is None else instances
 
     def __call__(self) -> "Environment":
-        return Environment(self.factory(), self.env_id, self.owns_process)
+        env = self.factory()
+        self.instances.claim(self.env_id, env)
+        return Environment(env, self.env_id, self.owns_process)
 
 
 class Environment:
@@ -122,10 +132,8 @@ class Environment:
             setter(self._env, name, value)
 
     def _frame(self) -> Any:
-        """What the environment shows now."""
-        from envsup.rendering import frame_of
-
-        return frame_of(self._env)
+        """What the environment draws now; see ``drawn_by``."""
+        return drawn_by(self._env)
 
     def enable_save_replay(self, replay_path: str) -> None:
         """Save replays below ``replay_path``: by the environment's own method, else as mp4 by gym's ``RecordVideo``.

@@ -7,7 +7,10 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 
 import numpy as np
 
+from envsup.instances import instance_of
 from envsup.spaces import Leaf, Node, class_names, layout_of
+
+_STEP_PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
 
 
 class ParallelEnvironment:
@@ -69,6 +72,10 @@ class ParallelEnvironment:
         """This object: what it wraps is an environment of another kind."""
         return self
 
+    @property
+    def _instance(self) -> Any:
+        return instance_of(self.parallel_env)
+
     def set_wrapper_attr(self, name: str, value: Any) -> None:
         """Set an attribute of the PettingZoo environment; on its outermost wrapper if the innermost has none."""
         inner = self.parallel_env.unwrapped
@@ -76,21 +83,23 @@ class ParallelEnvironment:
 
     def reset(self, *, seed: Optional[int] = None, options: Optional[dict[str, Any]] = None) -> tuple[Any, Any]:
         """Begin an episode; returns (observations, info)."""
-        observations, infos = self.parallel_env.reset(seed=seed, options=options)
-        return self._observed(observations), {"agents": self._mask(self.parallel_env.agents), "infos": dict(infos)}
+        observations, infos = _parts(self.parallel_env.reset(seed=seed, options=options), "observations", "infos")
+        agents = self.parallel_env.agents
+        return self._observed(observations), {"agents": self._mask(agents), "infos": dict(infos or {})}
 
     def step(self, action: Mapping[Any, Any]) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Step all agents at once; returns (observations, rewards, terminated, truncated, info).
 
         Raises:
-            ValueError: if there is no action for an agent that is there.
+            ValueError: if there is no action or no observation for an agent that is there, a reward is no number, an
+                agent is not among ``possible_agents``, or the environment returned something else than five items.
         """
         acted = list(self.parallel_env.agents)
         missing = [agent for agent in acted if agent not in action]
         if missing:
             raise ValueError(f"there are no actions for {missing}")
         answer = self.parallel_env.step({agent: action[agent] for agent in acted})
-        observations, rewards, terminations, truncations, infos = answer
+        observations, rewards, terminations, truncations, infos = _parts(answer, *_STEP_PARTS)
         over = not self.parallel_env.agents
         cut = over and any(truncations[agent] and not terminations.get(agent) for agent in truncations)
         info = {
@@ -98,19 +107,28 @@ class ParallelEnvironment:
             "agents": self._mask(self.parallel_env.agents),
             "terminations": self._mask(agent for agent, flag in terminations.items() if flag),
             "truncations": self._mask(agent for agent, flag in truncations.items() if flag),
-            "infos": dict(infos),
+            "infos": dict(infos or {}),
         }
         return self._observed(observations), self._rewards(rewards), over and not cut, cut, info
 
     def _observed(self, observations: Mapping[Any, Any]) -> dict[Any, Any]:
-        unknown = [agent for agent in observations if agent not in self._forms]
-        if unknown:
-            raise ValueError(f"{unknown} are not among possible_agents")
+        agents = self.parallel_env.agents
+        self._check_known(agents)
+        self._check_known(observations)
+        missing = [agent for agent in agents if agent not in observations]
+        if missing:
+            raise ValueError(f"there are no observations for {missing}")
         forms = self._forms.items()
         return {agent: observations[agent] if agent in observations else _zeros(form) for agent, form in forms}
 
     def _rewards(self, rewards: Mapping[Any, Any]) -> Any:
-        return np.array([rewards.get(agent, 0.0) for agent in self.possible_agents], dtype=np.float64)
+        self._check_known(rewards)
+        return np.array([_number(agent, rewards.get(agent, 0.0)) for agent in self.possible_agents], dtype=np.float64)
+
+    def _check_known(self, agents: Iterable[Any]) -> None:
+        unknown = [agent for agent in agents if agent not in self._forms]
+        if unknown:
+            raise ValueError(f"{unknown} are not among possible_agents")
 
     def _mask(self, agents: Iterable[Any]) -> Any:
         there = set(agents)
@@ -143,6 +161,21 @@ def _as_parallel(env: Any) -> Any:
     from pettingzoo.utils.conversions import aec_to_parallel
 
     return aec_to_parallel(env)
+
+
+def _parts(result: Any, *names: str) -> tuple[Any, ...]:
+    """What an environment returned, if there is something for each name."""
+    if not isinstance(result, (tuple, list)) or len(result) != len(names):
+        count = f" of {len(result)}" if isinstance(result, (tuple, list)) else ""
+        raise ValueError(f"the environment returned a {type(result).__name__}{count} instead of ({', '.join(names)})")
+    return tuple(result)
+
+
+def _number(agent: Any, reward: Any) -> float:
+    try:
+        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
+    except (TypeError, ValueError):
+        raise ValueError(f"the reward of {agent!r} is no number: {reward!r}") from None
 
 
 def _zeros(form: Node) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Optional, 
 
 import numpy as np
 
+from envsup.arguments import positive_int
 from envsup.observed import ObservedSupervisor
 
 if TYPE_CHECKING:
@@ -79,9 +80,22 @@ class Recorder:
         """An episode of this return has ended after so many steps of all environments."""
         self.episodes.append(Episode(int(at_step), int(env_id), float(value)))
 
+    def mean_return(self, window: int = _WINDOW) -> float:
+        """The mean return of the last ``window`` episodes, or of all if they are fewer; nan if there is none."""
+        values = [episode.value for episode in self.episodes[-window:]]
+        return float(np.mean(values)) if values else float("nan")
+
+    def reached(self, target: float, window: int = _WINDOW) -> bool:
+        """Whether there were ``window`` episodes, and the mean return of the last of them is ``target`` or more."""
+        return len(self.episodes) >= window and self.mean_return(window) >= target
+
 
 def returns(
-    source: Union[Recorder, Sequence[Episode]], path: Optional[PathLike] = None, window: int = _WINDOW
+    source: Union[Recorder, Sequence[Episode]],
+    path: Optional[PathLike] = None,
+    window: int = _WINDOW,
+    target: Optional[float] = None,
+    title: Optional[str] = None,
 ) -> "Figure":
     """A learning curve: the return of each episode over the steps of all environments, and a running mean.
 
@@ -89,21 +103,24 @@ def returns(
         source: a recorder, or its episodes.
         path: of a picture to write; the name says of which kind it is.
         window: the mean is of so many episodes, of fewer at the beginning.
+        target: a return to draw a line at.
+        title: of the picture, by default how many episodes there are.
 
     Raises:
         ImportError: if matplotlib is not installed.
-        ValueError: if ``window`` is not positive.
+        ValueError: if ``window`` is not a positive int.
     """
-    if window < 1:
-        raise ValueError(f"window must be positive, not {window}")
+    window = positive_int("window", window)
     recorder = source if isinstance(source, Recorder) else None
     episodes = list(source.episodes if isinstance(source, Recorder) else source)
     steps, values = [episode.at_step for episode in episodes], [episode.value for episode in episodes]
     figure, axes = _figure()
     axes.plot(steps, values, ".", markersize=3, alpha=0.4, label="episode")
     axes.plot(steps, running_mean(values, window), linewidth=2, label=f"mean of the last {window}")
+    if target is not None:
+        axes.axhline(target, color="grey", linestyle="--", linewidth=1, label=f"target {target:g}")
     missed = recorder.missed if recorder is not None else 0
-    axes.set(xlabel="steps of all environments", ylabel="return", title=_title(len(episodes), missed))
+    axes.set(xlabel="steps of all environments", ylabel="return", title=title or _title(len(episodes), missed))
     axes.legend(loc="best")
     return _save(figure, path)
 
@@ -140,7 +157,9 @@ def step_times(
 
     Raises:
         ImportError: if matplotlib is not installed.
+        ValueError: if ``bins`` is not a positive int.
     """
+    bins = positive_int("bins", bins)
     times = read_step_times(source) if isinstance(source, ObservedSupervisor) else source
     found = {env_id: 1e3 * np.asarray(seconds, np.float64) for env_id, seconds in times.items() if len(seconds)}
     figure, axes = _figure()

@@ -6,8 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Callable, Optional, Sequence
 
-from envsup.child import Child
+from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child
 from envsup.envs import read_attribute
+from envsup.errors import WorkerDied
 from envsup.payload import ChildType, SendPayload
 from envsup.recording import library_of
 from envsup.supervisor import Supervisor
@@ -17,6 +18,7 @@ logger = logging.getLogger("envsup")
 
 Measure = Optional[Callable[[Any], int]]
 
+CLOSE_TIMEOUT = DEFAULT_CLOSE_TIMEOUT
 _SPACES = "observation_space", "action_space", "reward_space"
 
 
@@ -59,20 +61,35 @@ def check_probe(spaces: Optional[Sequence[Any]], probe: str) -> None:
 
 
 def learn(env: Any, measure: Measure) -> Learned:
-    """Learn from an environment, and close it.  Many define their spaces when they are made, some when reset."""
+    """Learn from an environment, and close it."""
     try:
-        if _read(env, "observation_space") is None:
-            env.reset()
-        found: dict[str, Any] = {name: _read(env, name) for name in _SPACES}
-        found.update({name: _read_if_possible(env, name) for name in ("metadata", "spec", "render_mode")})
-        found["of_gymnasium"] = library_of(env) == "gymnasium" or bool(getattr(type(env), "truncates", False))
-        return Learned(None if measure is None else measure(env), **found)
+        return _learned(env, measure)
     finally:
         try:
-            if callable(getattr(env, "close", None)):
-                env.close()
-        except (Exception, SystemExit):
-            logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=True)
+            _close(env)
+        except (Exception, SystemExit) as error:
+            _warn_of(error)
+
+
+def _learned(env: Any, measure: Measure) -> Learned:
+    """Many environments define their spaces when they are made, some when reset."""
+    if _read(env, "observation_space") is None:
+        env.reset()
+    found: dict[str, Any] = {name: _read(env, name) for name in _SPACES}
+    found.update({name: _read_if_possible(env, name) for name in ("metadata", "spec", "render_mode")})
+    found["of_gymnasium"] = library_of(env) == "gymnasium" or bool(getattr(type(env), "truncates", False))
+    return Learned(None if measure is None else measure(env), **found)
+
+
+def _warn_of(error: Optional[BaseException]) -> None:
+    """Say that closing an environment failed, if it did."""
+    if error is not None:
+        logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=error)
+
+
+def _close(env: Any) -> None:
+    if callable(getattr(env, "close", None)):
+        env.close()
 
 
 def _read(env: Any, name: str) -> Any:
@@ -95,12 +112,18 @@ class _Probe:
     def __init__(self, factory: Callable[[], Any], measure: Measure) -> None:
         self._factory = factory
         self._measure = measure
+        self._env: Any = None
 
     def learn(self) -> Learned:
         """Build an environment and tell what can be sent of it."""
-        found = learn(self._factory(), self._measure)
+        self._env = self._factory()
+        found = _learned(self._env, self._measure)
         kept = {name: value for name, value in vars(found).items() if name in _SPACES or _travels(value)}
         return Learned(**{"measured": None, **kept})
+
+    def close(self) -> None:
+        """Close the environment: when all is told, as some hang in that or take their process with them."""
+        _close(self._env)
 
 
 def _travels(value: Any) -> bool:
@@ -129,7 +152,9 @@ def learn_in_worker(
     timeout: Optional[float],
     place: Callable[[Sequence[Child]], None],
 ) -> Learned:
-    """Learn from an environment that is built in a worker, which has ended when this returns.
+    """Learn from an environment that is built in a worker, which has closed it and ended when this returns.
+
+    What comes of closing it does not count; it has CLOSE_TIMEOUT seconds for that.
 
     Arguments:
         type_, start_method: the kind of worker.
@@ -146,6 +171,8 @@ def learn_in_worker(
         supervisor.start_link()
         try:
             reply = supervisor._ask([SendPayload(0, method="learn")], timeout)[0]
+            if not isinstance(reply.err, (TimeoutError, WorkerDied)):
+                _warn_of(supervisor._ask([SendPayload(0, method="close")], CLOSE_TIMEOUT)[0].err)
         finally:
             supervisor.shutdown(1.0)
     if isinstance(reply.err, TimeoutError):

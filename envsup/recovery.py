@@ -62,20 +62,13 @@ class RecoveringSupervisor(EnvRequests):
 
     def _recover(self, env: EnvRecord, owner: Optional[Waiting], action: Action) -> None:
         """Reset or renew an environment after a failure, once however many requests failed with it."""
-        self._join(env, owner)
+        env.recovery.join(owner)
         if not env.recovering:
             env.recovering = True
             self._retry(env, action)
 
-    def _join(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
-        if owner is None:
-            env.deliver = True
-        elif owner is not SILENT:
-            env.joiners.append(owner)
-            owner.add()
-
     def _retry(self, env: EnvRecord, action: Action) -> None:
-        env.retry = None
+        env.recovery.retry = None
         if action is Action.RENEW or not env.child.alive:
             self._renew(env)
         else:
@@ -83,11 +76,11 @@ class RecoveringSupervisor(EnvRequests):
 
     def _reset_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:
         self._slots.free(env, request.slots[0])
-        owner, env.asked = request.owner, request.payload or env.asked
-        if env.recovering and request is not env.recovery:
+        owner, env.recovery.asked = request.owner, request.payload or env.recovery.asked
+        if env.recovering and request is not env.recovery.request:
             if owner is not SILENT:  # Who asked for a reset need not be told; an earlier recovery did not ask.
                 env.lost = None
-            self._join(env, owner)
+            env.recovery.join(owner)
             if owner is not None:
                 owner.settle()
             return
@@ -101,12 +94,12 @@ class RecoveringSupervisor(EnvRequests):
             delay = self._delay(env)
         if not env.recovering:
             env.recovering = True
-            self._join(env, owner)
+            env.recovery.join(owner)
             if owner is not None:
                 owner.settle()
         if delay:
-            env.retry = (self.clock() + delay, action)
-            self.on_deadline(env.retry[0])
+            env.recovery.retry = (self.clock() + delay, action)
+            self.on_deadline(env.recovery.retry[0])
         else:
             self._retry(env, action)
 
@@ -143,7 +136,7 @@ class RecoveringSupervisor(EnvRequests):
 
     def _begin_again(self, env: EnvRecord) -> None:
         """Bring an environment that is recovering to where it can go on."""
-        env.recovery = self._send_reset(env, SILENT)
+        env.recovery.request = self._send_reset(env, SILENT)
 
     def _renew_worker(self, child: Child, cause: EnvRecord, why: Optional[Exception] = None) -> None:
         name = child.describe()
@@ -176,14 +169,14 @@ class RecoveringSupervisor(EnvRequests):
         for env_id in child.proc_ids:
             env = self._envs[env_id]
             running = self._will_run(env)
-            if env.retry is not None:
+            if env.recovery.retry is not None:
                 continue
             if env is cause or env_id in asked or env.recovering or running:
                 if running and env is not cause and env_id not in asked and not env.recovering:
-                    if not self._is_unseen(env, cause.joiners):
+                    if not self._is_unseen(env, cause.recovery.joiners):
                         self._note_lost(env, error)
-                    for waiting in cause.joiners:
-                        self._join(env, waiting)
+                    for waiting in cause.recovery.joiners:
+                        env.recovery.join(waiting)
                 env.recovering = True
                 found.append(env)
         return found
@@ -230,11 +223,11 @@ class RecoveringSupervisor(EnvRequests):
         super()._end_suspect(child)
         for env_id in child.proc_ids:
             env = self._envs[env_id]
-            if not env.recovering or env.retry is not None:
+            if not env.recovering or env.recovery.retry is not None:
                 continue
             if not child.alive:
                 self._renew(env)
-            elif env.recovery not in child.open:
+            elif env.recovery.request not in child.open:
                 self._begin_again(env)
 
     def _on_expired(self, child: Child, request: Request) -> None:
@@ -250,9 +243,9 @@ class RecoveringSupervisor(EnvRequests):
 
     def _on_time(self, now: float) -> None:
         for env in self._envs:
-            if env.retry is not None and env.retry[0] <= now:
+            if env.recovery.retry is not None and env.recovery.retry[0] <= now:
                 try:
-                    self._retry(env, env.retry[1])
+                    self._retry(env, env.recovery.retry[1])
                 except BaseException:
                     self._suspect(env.child)
                     raise
@@ -260,5 +253,5 @@ class RecoveringSupervisor(EnvRequests):
     def _deadlines(self) -> Iterator[float]:
         yield from super()._deadlines()
         for env in self._envs:
-            if env.retry is not None:
-                yield env.retry[0]
+            if env.recovery.retry is not None:
+                yield env.recovery.retry[0]

@@ -31,7 +31,7 @@ class RecyclingSupervisor(RecoveringSupervisor):
     ) -> None:
         """Reset an environment, in a new worker if the old one is spent."""
         if self._worker_limits.any and self._is_spent(env):
-            env.asked = payload
+            env.recovery.asked = payload
             self._recycle(env, owner)
         else:
             self._send_reset(env, owner, payload, by_caller)
@@ -46,7 +46,7 @@ class RecyclingSupervisor(RecoveringSupervisor):
     def _recycle(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
         """Have the worker close its environment and leave, and go on in a new one."""
         child = env.child
-        self._join(env, owner)
+        env.recovery.join(owner)
         env.recovering = True
         env.log.usable = False
         self._send_close(env)

@@ -76,6 +76,12 @@ def show(episode: FailedEpisode) -> None:
     print(f"  {episode.error.strip().splitlines()[-1]}\n", flush=True)
 
 
+def show_left_out(episode: FailedEpisode) -> None:
+    """Why the episode cannot be run again."""
+    missing = "\n  ".join(episode.left_out)
+    print(f"envsup: the episode cannot be run again, as this could not be pickled:\n  {missing}", file=sys.stderr)
+
+
 def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) -> int:
     """Run the episode; returns the exit status."""
     faulthandler.enable(sys.__stderr__ or 2)
@@ -102,6 +108,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # Errors and actions may hold text that cannot be encoded.
     try:
         episode = load(args.file)
+        if episode.left_out:
+            show(episode)
+            show_left_out(episode)
+            return UNUSABLE
         env = Environment(factory_of(args.env, args.api, args.render_mode)(), episode.env_id, owns_process=True)
     except Exception as error:
         print(f"envsup: {type(error).__name__}: {error}", file=sys.stderr)

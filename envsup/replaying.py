@@ -15,6 +15,7 @@ from envsup.env_record import EnvRecord
 from envsup.episode_log import EpisodeLog, fingerprint
 from envsup.episode_seeds import derived_seed
 from envsup.frames import NO_RESET
+from envsup.history import short
 from envsup.lifecycle import Action, Failure
 from envsup.payload import SendPayload
 from envsup.recycling import RecyclingSupervisor
@@ -125,7 +126,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
         """A step was lost with its worker: it is tried again when the episode has been run again."""
         again = Request("step", (env.env_id,), (-1,), request.payload, request.owner, request.timeout)
         again.actions = (action,)
-        env.stranded.append((again, error))
+        env.recovery.stranded.append((again, error))
         if not env.recovering:
             env.recovering = True
             self._retry(env, Action.RENEW)
@@ -136,7 +137,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
 
     @staticmethod
     def _is_replaying(env: EnvRecord) -> bool:
-        return env.recovery is not None and env.recovery.method == "replay"
+        return env.recovery.request is not None and env.recovery.request.method == "replay"
 
     def _hold_step(self, env: EnvRecord, request: Request, steps: Any) -> None:
         if env.recovering or not self._may_replay(env):
@@ -165,8 +166,8 @@ class ReplayingSupervisor(RecyclingSupervisor):
         log.tried = True
         args = [log.seed, log.dynamic_seed, log.params, list(log.actions)]
         sent = SendPayload(env.env_id, "", "_replay_episode", args=args)
-        env.recovery = Request("replay", (env.env_id,), (-1,), None, SILENT, self._replay_timeout(log))
-        env.child.send_call(env.recovery, sent)
+        env.recovery.request = Request("replay", (env.env_id,), (-1,), None, SILENT, self._replay_timeout(log))
+        env.child.send_call(env.recovery.request, sent)
 
     def _replay_timeout(self, log: EpisodeLog) -> Optional[float]:
         """Seconds to run an episode again: no more than for a launch, nor than its reset and its steps may take."""
@@ -180,19 +181,27 @@ class ReplayingSupervisor(RecyclingSupervisor):
         if request.method != "replay" or status & FAILED:
             return super().on_reply(child, request, status, data)
         env = self._envs[request.proc_ids[0]]
-        if request is not env.recovery:
+        if request is not env.recovery.request:
             return
-        if data[0] == env.log.fingerprint and env.prepare_error is None:
-            self._was_replayed(env)
-        else:
+        if env.prepare_error is not None:
+            logger.warning(
+                "The episode of environment %s cannot be brought back, as its seed or its replay path could not be set "
+                "again: %s",
+                env.env_id,
+                short(env.prepare_error),
+            )
+            self._replay_failed(env, request, Failure.RAISED)
+        elif data[0] != env.log.fingerprint:
             self._warn_of_mismatch(env)
             self._replay_failed(env, request, Failure.RAISED)
+        else:
+            self._was_replayed(env)
 
     def _was_replayed(self, env: EnvRecord) -> None:
         logger.info("Environment %s goes on: its episode of %s steps was run again.", env.env_id, len(env.log.actions))
         env.log.loss = None
         self._finish_recovery(env)
-        stranded, env.stranded = env.stranded, []
+        stranded, env.recovery.stranded = env.recovery.stranded, []
         for request, _ in stranded:
             form = env.child.form_of(request.proc_ids, request.slots, (NO_RESET,), True)
             packed = env.child.pack_steps(request, form, request.actions)
@@ -206,7 +215,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
 
     def _replay_failed(self, env: EnvRecord, request: Request, failure: Failure) -> None:
         """The episode cannot be brought back: it ends abnormally, as it would without replay."""
-        if request is not env.recovery:
+        if request is not env.recovery.request:
             return  # The worker was lost, and another recovery has begun.
         env.log.usable = False
         if failure is Failure.RAISED and self._open_resets(env):
@@ -221,18 +230,18 @@ class ReplayingSupervisor(RecyclingSupervisor):
     def _give_episode_up(self, env: EnvRecord) -> None:
         """Have the steps that were lost say that the episode was; if there are none, the next one."""
         loss, env.log.loss = env.log.loss, None
-        if loss is not None and not env.stranded:
+        if loss is not None and not env.recovery.stranded:
             env.lost = env.lost or loss
-            if env.waiting_steps:
-                env.stranded.append((env.waiting_steps.pop(0)[0], env.lost))
+            if env.recovery.waiting_steps:
+                env.recovery.stranded.append((env.recovery.waiting_steps.pop(0)[0], env.lost))
         self._give_stranded_up(env)
 
     def _give_stranded_up(self, env: EnvRecord) -> None:
         """Answer the steps that were to be tried again: they were lost with the worker."""
-        stranded, env.stranded = env.stranded, []
+        stranded, env.recovery.stranded = env.recovery.stranded, []
         for request, error in stranded:
             self._deliver_failed_step(env, request, error)
-            self._join(env, request.owner)
+            env.recovery.join(request.owner)
 
     def _warn_of_mismatch(self, env: EnvRecord) -> None:
         if not self._told_of_mismatch:

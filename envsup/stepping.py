@@ -292,13 +292,13 @@ class SteppingSupervisor(EnvView):
         if env.child.alive and env.child.doomed():
             env.child.check()
             env.lost = None
-        if env.recovering and (env.retry is not None or not env.child.alive):
-            env.asked = payload or env.asked
-            self._join(env, owner)
+        if env.recovering and (env.recovery.retry is not None or not env.child.alive):
+            env.recovery.asked = payload or env.recovery.asked
+            env.recovery.join(owner)
         elif not env.child.alive:
             env.last_error = self._deaths.pop(env_id, None) or env.last_error
-            env.log.usable, env.asked = False, payload
-            self._join(env, owner)
+            env.log.usable, env.recovery.asked = False, payload
+            env.recovery.join(owner)
             env.recovering = True
             self._renew(env)
         else:

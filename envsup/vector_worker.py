@@ -7,7 +7,7 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence
 import numpy as np
 
 from envsup.envs import read_attribute
-from envsup.frame import frame_of
+from envsup.instances import instance_of
 from envsup.spaces import Leaf, Node, fits, is_fixed, layout_of
 from envsup.values import copy_value
 
@@ -75,6 +75,10 @@ class AdaptedEnv:
         self._dtype: Optional[np.dtype[Any]] = leaf.dtype if leaf else None
         self._shape: Optional[tuple[int, ...]] = leaf.shape if leaf else None
 
+    @property
+    def _instance(self) -> Any:
+        return instance_of(self._env)
+
     # No observation_space: a reset returns (observation, info) whatever pairs a Tuple space may hold.
 
     @property
@@ -127,10 +131,6 @@ class AdaptedEnv:
             raise ValueError(f"{name} is not to be called by call({name!r}): use {name}() of the vector environment")
         value = read_attribute(self._env, name)
         return value(*args, **kwargs) if callable(value) else value
-
-    def _render_frame(self, max_side: Optional[int]) -> Any:
-        """What the environment looks like now; see ``frame_of``."""
-        return frame_of(self._env, max_side)
 
     def close(self) -> None:
         """Close the environment."""

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 import torch
-from matplotlib.figure import Figure
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv
 
+from envsup import plot
 from envsup.sb3 import SupervisedVecEnv
 
 ROLLOUT_LENGTH = 32
@@ -44,16 +43,14 @@ class Account(BaseCallback):
         self.target = target
         self.kills = 0
         self.abnormal = 0
-        self.returns: list[float] = []
-        self.at_step: list[int] = []
+        self.recorder = plot.Recorder()
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
             self.abnormal += "abnormal" in info
             if "episode" in info:  # of SB3's Monitor; an episode that was cut off by a failure has none
-                self.returns.append(float(info["episode"]["r"]))
-                self.at_step.append(self.num_timesteps)
-        if self.reached():
+                self.recorder.add(self.num_timesteps, info["episode"]["r"])
+        if self.recorder.reached(self.target, WINDOW):
             return False
         is_last = self.locals["n_steps"] + 1 == self.locals["n_rollout_steps"]  # perhaps there is no next step
         if self.num_timesteps >= self.kill_every * (self.kills + 1) and not is_last:
@@ -64,12 +61,6 @@ class Account(BaseCallback):
         (pid,) = self.training_env.env_method("worker_pid", indices=self.kills % self.training_env.num_envs)
         os.kill(pid, signal.SIGKILL)
         self.kills += 1
-
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns[-WINDOW:])) if self.returns else 0.0
-
-    def reached(self) -> bool:
-        return len(self.returns) >= WINDOW and self.mean_return() >= self.target
 
 
 def make_model(env: VecEnv, seed: int) -> PPO:
@@ -86,21 +77,6 @@ def make_model(env: VecEnv, seed: int) -> PPO:
         seed=seed,
         device="cpu",
     )
-
-
-def plot(account: Account, path: Path) -> None:
-    """Draw the return of each episode and the mean of the latest ones."""
-    returns = np.array(account.returns)
-    means = [returns[max(0, end - WINDOW) : end].mean() for end in range(1, len(returns) + 1)]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")  # no pyplot: it needs no display
-    axes = figure.subplots()
-    axes.plot(account.at_step, returns, ".", markersize=3, alpha=0.4, label="episode")
-    axes.plot(account.at_step, means, linewidth=2, label=f"mean of the last {WINDOW}")
-    axes.axhline(account.target, color="grey", linestyle="--", linewidth=1, label=f"target {account.target:g}")
-    title = f"PPO on CartPole-v1, {account.kills} workers killed"
-    axes.set(xlabel="environment steps", ylabel="return", title=title)
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
 
 
 def parse_args() -> argparse.Namespace:
@@ -134,12 +110,15 @@ def main() -> None:
         evaluated, _ = evaluate_policy(model, env, n_eval_episodes=20)
     finally:
         env.close()
-    outcome = "reached" if account.reached() else "did not reach"
-    print(f"{outcome} {args.target:g}: final mean return {account.mean_return():.1f} (up to {WINDOW} last episodes)")
+    recorder = account.recorder
+    outcome = "reached" if recorder.reached(args.target, WINDOW) else "did not reach"
+    mean_return = recorder.mean_return(WINDOW)
+    print(f"{outcome} {args.target:g}: final mean return {mean_return:.1f} (up to {WINDOW} last episodes)")
     print(f"{account.kills} workers killed, {account.abnormal} abnormal steps")
-    print(f"{model.num_timesteps:,} steps, {len(account.returns)} whole episodes, {seconds:.1f} s")
+    print(f"{model.num_timesteps:,} steps, {len(recorder.episodes)} whole episodes, {seconds:.1f} s")
     print(f"the policy without its noise: mean return {evaluated:.1f} (20 episodes)")
-    plot(account, args.out)
+    title = f"PPO on CartPole-v1, {account.kills} workers killed"
+    plot.returns(recorder, args.out, WINDOW, args.target, title)
     print(f"learning curve: {args.out}")
 
 

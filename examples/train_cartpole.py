@@ -5,17 +5,16 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from envsup import ChildType, EnvSupervisor, env_fns
+from envsup import ChildType, EnvSupervisor, env_fns, plot
 from envsup.progress import progress_bar
 
 Array = npt.NDArray[Any]
@@ -67,20 +66,6 @@ def linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
     return layer
 
 
-@dataclass
-class History:
-    """The episodes that have ended: their returns, and how many environment steps had been taken by then."""
-
-    returns: list[float] = field(default_factory=list)
-    at_step: list[int] = field(default_factory=list)
-
-    def mean_return(self) -> float:
-        return float(np.mean(self.returns[-WINDOW:])) if self.returns else 0.0
-
-    def reached(self, target: float) -> bool:
-        return len(self.returns) >= WINDOW and self.mean_return() >= target
-
-
 class Rollout:
     """Experience of one iteration; arrays are indexed by time, then by environment."""
 
@@ -112,14 +97,14 @@ def is_abnormal(timestep: Any) -> bool:
 
 
 class Collector:
-    """Steps the environments with the current policy and keeps the history of their episodes."""
+    """Steps the environments with the current policy and keeps the returns of their episodes."""
 
     def __init__(self, supervisor: EnvSupervisor, model: ActorCritic, observation_size: int) -> None:
         self.supervisor = supervisor
         self.model = model
         self.observation_size = observation_size
         self.steps = 0
-        self.history = History()
+        self.recorder = plot.Recorder()
         self._running_returns = np.zeros(supervisor.env_num)
 
     @torch.no_grad()
@@ -146,8 +131,7 @@ class Collector:
             return
         self._running_returns[env_id] += float(timestep.reward)
         if timestep.done:
-            self.history.returns.append(float(self._running_returns[env_id]))
-            self.history.at_step.append(self.steps)
+            self.recorder.add(self.steps, self._running_returns[env_id], env_id)
             self._running_returns[env_id] = 0.0
 
 
@@ -234,7 +218,7 @@ def train(supervisor: EnvSupervisor, steps: int, target: float) -> Collector:
     start = time.perf_counter()
     iteration = 0
     with progress_bar(steps) as bar:
-        while collector.steps < steps and not collector.history.reached(target):
+        while collector.steps < steps and not collector.recorder.reached(target, WINDOW):
             optimizer.param_groups[0]["lr"] = LEARNING_RATE * (1 - collector.steps / steps)
             update(make_batch(collector.collect(ROLLOUT_LENGTH), model), model, optimizer)
             iteration += 1
@@ -245,25 +229,12 @@ def train(supervisor: EnvSupervisor, steps: int, target: float) -> Collector:
 
 
 def report(collector: Collector, seconds: float) -> str:
-    history = collector.history
+    recorder = collector.recorder
     return (
-        f"{collector.steps:8,} steps  {len(history.returns):5} episodes  mean return {history.mean_return():6.1f}  "
+        f"{collector.steps:8,} steps  {len(recorder.episodes):5} episodes  "
+        f"mean return {recorder.mean_return(WINDOW):6.1f}  "
         f"{collector.steps / seconds:6,.0f} steps/s"
     )
-
-
-def plot(history: History, target: float, path: Path) -> None:
-    """Draw the return of each episode and the mean of the latest ones."""
-    returns = np.array(history.returns)
-    means = [returns[max(0, end - WINDOW) : end].mean() for end in range(1, len(returns) + 1)]
-    figure = Figure(figsize=(8, 4.5), layout="constrained")  # no pyplot: it needs no display
-    axes = figure.subplots()
-    axes.plot(history.at_step, returns, ".", markersize=3, alpha=0.4, label="episode")
-    axes.plot(history.at_step, means, linewidth=2, label=f"mean of the last {WINDOW}")
-    axes.axhline(target, color="grey", linestyle="--", linewidth=1, label=f"target {target:g}")
-    axes.set(xlabel="environment steps", ylabel="return", title="PPO on CartPole-v1")
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=120)
 
 
 def parse_args() -> argparse.Namespace:
@@ -287,11 +258,12 @@ def main() -> None:
         supervisor.launch()
         collector = train(supervisor, args.steps, args.target)
     seconds = time.perf_counter() - start
-    history = collector.history
-    outcome = "reached" if history.reached(args.target) else "did not reach"
-    print(f"{outcome} {args.target:g}: final mean return {history.mean_return():.1f} (up to {WINDOW} last episodes)")
-    print(f"{collector.steps:,} steps, {len(history.returns)} episodes, {seconds:.1f} s")
-    plot(history, args.target, args.out)
+    recorder = collector.recorder
+    outcome = "reached" if recorder.reached(args.target, WINDOW) else "did not reach"
+    mean_return = recorder.mean_return(WINDOW)
+    print(f"{outcome} {args.target:g}: final mean return {mean_return:.1f} (up to {WINDOW} last episodes)")
+    print(f"{collector.steps:,} steps, {len(recorder.episodes)} episodes, {seconds:.1f} s")
+    plot.returns(recorder, args.out, WINDOW, args.target, "PPO on CartPole-v1")
     print(f"learning curve: {args.out}")
 
 

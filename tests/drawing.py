@@ -19,7 +19,7 @@ def drawing_env(library: str, resets: float = np.inf, render_mode: Optional[str]
     module = importlib.import_module(library)
 
     class DrawingEnv(module.Env):  # type: ignore[misc,name-defined,unused-ignore]
-        metadata = {"render_modes": ["rgb_array", "rgb_array_list"], "render_fps": 10}  # noqa: RUF012
+        metadata = {"render_modes": ["rgb_array", "rgb_array_list", "single_rgb_array"], "render_fps": 10}  # noqa: RUF012
         observation_space = module.spaces.Box(0, 9, (1,), np.float32)
         action_space = module.spaces.Discrete(2)
 

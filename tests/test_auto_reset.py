@@ -269,7 +269,7 @@ def test_retry_waits_for_retry_waiting_time(make_local: Make, clock: Clock, step
     )
     sup.launch()
     with in_thread(lambda: step(sup, {0: "done"})) as outcome:
-        wait_until(lambda: sup._envs[0].retry is not None)
+        wait_until(lambda: sup._envs[0].recovery.retry is not None)
         wait_until_waiting(sup)
         assert sup.env_states == {0: EnvState.ERROR}
         clock.advance(7.5)
@@ -321,6 +321,20 @@ def wait_until_answered(sup: EnvSupervisor, env_id: int) -> None:
     wait_until(lambda: sup._polling and not sup._envs[env_id].child.open)
 
 
+def hang_for(seconds: float, sup: EnvSupervisor, clock: Clock, gate: Gate) -> None:
+    """Let one reach the gate, and that much time pass."""
+    gate.wait_until_reached()
+    wait_until_waiting(sup)
+    clock.advance(seconds)
+
+
+def let_two_take(seconds: float, sup: EnvSupervisor, clock: Clock, gate: Gate) -> None:
+    """Two that hang at the gate, one after the other, are let go after so long."""
+    for _ in range(2):
+        hang_for(seconds, sup, clock, gate)
+        gate.release()
+
+
 def test_reset_that_times_out(make_local: Make, clock: Clock, step: Step, gate: Gate) -> None:
     sup = make_local(
         [InWorker(on_reset=("ok", "hang"), gate=gate), env()], clock=clock, reset_timeout=5, max_try=2, step_timeout=99
@@ -350,9 +364,7 @@ def test_reset_is_not_charged_to_the_step(make_local: Make, clock: Clock, step: 
     sup = make_local([env(on_reset=["ok", "hang"], gate=gate)], clock=clock, reset_timeout=50, step_timeout=5)
     sup.launch()
     with in_thread(lambda: step(sup, {0: "done"})) as outcome:
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(45)
+        hang_for(45, sup, clock, gate)
         wait_until_waiting(sup)
         assert not outcome
         gate.release()
@@ -364,9 +376,7 @@ def test_reset_without_a_limit_may_take_any_time(make_local: Make, clock: Clock,
     sup = make_local([env(on_reset=["ok", "hang"], gate=gate)], clock=clock, step_timeout=5)
     sup.launch()
     with in_thread(lambda: step(sup, {0: "done"})) as outcome:
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(10_000)
+        hang_for(10_000, sup, clock, gate)
         wait_until_waiting(sup)
         assert not outcome
         gate.release()
@@ -382,15 +392,6 @@ def test_reset_of_a_group_that_times_out(make_local: Make, clock: Clock, step: S
         assert step(sup, {0: "done", 1: "done"}) == [([0, 1, 0], True)] * 2
     assert [child.life for child in sup._children] == [2]
     check_next_steps(sup, step, 0, 0)
-
-
-def let_two_take(seconds: float, sup: EnvSupervisor, clock: Clock, gate: Gate) -> None:
-    """Two that hang at the gate, one after the other, are let go after so long."""
-    for _ in range(2):
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(seconds)
-        gate.release()
 
 
 def test_resets_of_a_group_have_their_time_one_after_the_other(
@@ -498,9 +499,7 @@ def test_reset_after_a_late_reply_is_not_the_one_that_is_waited_for(
     sup = make_local([env(on_reset=["ok", "ok", "hang"], gate=gate)], clock=clock, step_timeout=10, reset_timeout=50)
     sup.launch()
     with in_thread(lambda: step(sup, {0: ("hang", "done")})) as outcome:
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(10.5)
+        hang_for(10.5, sup, clock, gate)
         wait_until(lambda: sup._envs[0].recovering)
         gate.release()
         gate.wait_until_reached()
@@ -518,9 +517,7 @@ def test_late_reply_whose_own_reset_fails(make_local: Make, clock: Clock, step: 
     )
     sup.launch()
     with in_thread(lambda: step(sup, {0: ("hang", "done")})) as outcome:
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(10.5)
+        hang_for(10.5, sup, clock, gate)
         wait_until(lambda: sup._envs[0].recovering)
         gate.release()
     assert outcome == [[([], True)]]
@@ -533,9 +530,7 @@ def test_late_reply_whose_own_reset_hangs(make_local: Make, clock: Clock, step: 
     sup = make_local(envs, clock=clock, step_timeout=10, reset_timeout=5, max_try=2)
     sup.launch()
     with in_thread(lambda: step(sup, {0: ("hang", "done")})) as outcome:
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(10.5)
+        hang_for(10.5, sup, clock, gate)
         wait_until(lambda: sup._envs[0].recovering)
         gate.release()
         gate.wait_until_reached()  # In the reset that nobody asked for.
@@ -553,9 +548,7 @@ def test_late_reply_of_one_in_a_group(make_local: Make, clock: Clock, step: Step
     )
     sup.launch()
     with in_thread(lambda: step(sup, {0: ("hang", "done"), 1: "done", 2: "done"})) as outcome:
-        gate.wait_until_reached()
-        wait_until_waiting(sup)
-        clock.advance(10.5)
+        hang_for(10.5, sup, clock, gate)
         wait_until(lambda: sup._envs[0].recovering)
         gate.release()
     assert outcome == [[([], True), ([0, 1, 0], True), ([0, 1, 0], True)]]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import Clock, Make, abnormal, in_thread, scripted, step, wait_until_waiting
+from support import THREAD, Clock, Make, abnormal, in_thread, kinds, scripted, step, wait_until_waiting
 
 from envsup import EnvSupervisor, crash_files, replay
 from envsup.crash_files import CrashFiles, FailedEpisode, load
@@ -241,8 +241,8 @@ class Indifferent(ScriptedEnv):
         return super().reset()
 
     def step(self, action: Any) -> Any:
-        """A step."""
-        return super().step(1)
+        """A step, or an error."""
+        return super().step("raise" if action == "raise" else 1)
 
 
 def test_what_cannot_be_printed_is_no_failure_of_the_environment(tmp_path: Path) -> None:
@@ -255,6 +255,37 @@ def test_what_cannot_be_printed_is_no_failure_of_the_environment(tmp_path: Path)
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=strict)
     assert done.returncode == replay.RAN_THROUGH, done.stderr
     assert "action <Shy, which cannot be turned into text>" in done.stdout
+
+
+class Unsendable:
+    """Cannot be pickled."""
+
+    def __reduce__(self) -> Any:
+        raise LookupError
+
+    def __repr__(self) -> str:
+        return "<a lock>"
+
+
+@kinds(THREAD)
+def test_action_that_cannot_be_pickled_is_written_as_text(
+    make_of: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """There was no file at all, only a warning: an action for a thread need not be one that can be sent."""
+    sup = make_of(Indifferent, crash_dir=tmp_path)
+    sup.launch([{"lock": Unsendable()}])
+    sup.step({0: 1})
+    sup.step({0: Unsendable()})
+    assert abnormal(step(sup, {0: "raise"})[0])
+    (found,) = files_of(tmp_path)
+    assert (found.actions, found.params) == ([1, None, "raise"], {"lock": None})
+    assert found.left_out == ["the reset parameter lock: <a lock>", "the action of step 2: <a lock>"]
+    (path,) = tmp_path.iterdir()
+    assert replay.main([str(path), "--env", "test_crash_files:Indifferent"]) == replay.UNUSABLE
+    output, errors = capsys.readouterr()
+    assert "failed in step, step 3" in output
+    assert errors.startswith("envsup: the episode cannot be run again, as this could not be pickled:\n  the reset")
+    assert "the action of step 2: <a lock>" in errors
 
 
 def test_registered_environment_by_its_name(tmp_path: Path) -> None:

@@ -726,7 +726,7 @@ def test_a_supervisor_that_is_dropped_ends_its_workers(kind: Kind, busy: bool) -
 
 def test_failed_start_leaves_nothing(make_process: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third of three workers cannot be started: the other two are not left running."""
-    module: Any = importlib.import_module("envsup.supervisor")
+    module: Any = importlib.import_module("envsup.worker_group")
 
     sup = make_process([Obliging] * 3)
     started: list[Any] = []
@@ -749,7 +749,7 @@ def test_failed_start_leaves_nothing(make_process: Make, monkeypatch: pytest.Mon
 
 
 def test_worker_that_cannot_be_started_again(make_fork: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    module: Any = importlib.import_module("envsup.supervisor")
+    module: Any = importlib.import_module("envsup.worker_group")
 
     sup = make_fork([Obliging] * 2)
     sup.launch()

@@ -286,6 +286,12 @@ def test_output_that_nobody_reads() -> None:
     assert process.returncode == 1
 
 
+def test_output_that_is_closed_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ended with a traceback, as there was nothing to flush."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["--steps", "10", "--num-envs", "1"]) == 0
+
+
 def test_interrupt() -> None:
     with subprocess.Popen([*COMMAND, "--steps", "10000000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

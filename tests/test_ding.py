@@ -346,6 +346,23 @@ def test_actions_may_be_one_array(ding: Ding) -> None:
     assert [timestep.reward.item() for timestep in timesteps] == [4, 5]
 
 
+@pytest.mark.parametrize("kind", ["batch", "list", "dict"])
+def test_tensors_arrive_as_arrays(ding: Ding, kind: str) -> None:
+    """They arrived as tensors, of which no Discrete space knows and for which a spawned worker imports torch."""
+    import torch
+
+    class Typed(DingEnv):
+        def step(self, action: Any) -> Any:
+            assert type(action) is np.ndarray
+            return super().step(action)
+
+    sup = ding([Typed] * 2, **FORKED)
+    sup.launch()
+    batch = torch.tensor([[4], [5]])
+    timesteps = step(sup, {"batch": batch, "list": list(batch), "dict": dict(enumerate(batch))}[kind])
+    assert [timestep.reward.item() for timestep in timesteps] == [4, 5]
+
+
 def test_random_actions_follow_the_seed(ding: Ding) -> None:
     sup = ding(**FORKED)
     sup.seed(11)
@@ -430,6 +447,8 @@ def test_defaults_hold_where_the_configuration_is_silent(caplog: pytest.LogCaptu
     assert (sup._retry_waiting_time, sup._shared_memory, sup._copy_on_get) == (0.1, True, True)
     assert DingEnvSupervisor([DingEnv])._max_try == 1
     assert DingEnvSupervisor([DingEnv], {"max_retry": 0})._max_try == 1
+    with pytest.raises(ValueError, match="max_try"):
+        DingEnvSupervisor([DingEnv], {"max_retry": "3"})  # It was an error of a comparison.
 
 
 def test_keys_that_mean_nothing_are_named_in_one_warning(caplog: pytest.LogCaptureFixture) -> None:

@@ -127,6 +127,7 @@ NEEDED_BY_A_WORKER = [
     "wrappers",
     "descriptors",
     "frame",
+    "instances",
     "recording",
     "testing_env",
     "testing_faults",

@@ -48,7 +48,7 @@ def test_more_workers_than_descriptors_are_refused_before_any_is_started(
     make_process: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sup = make_process(scripted(8))
-    monkeypatch.setattr("envsup.supervisor.start_worker", lambda *_: pytest.fail("a worker was started"))
+    monkeypatch.setattr("envsup.worker_group.start_worker", lambda *_: pytest.fail("a worker was started"))
     opened = open_descriptors()
     with (
         descriptors_limited_to(len(opened) + 30),

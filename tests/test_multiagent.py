@@ -406,6 +406,74 @@ def test_agent_that_is_not_among_the_possible() -> None:
         wrapped.reset(seed=0)
 
 
+def changed(part: int, *changes: tuple[Any, Any]) -> Callable[[tuple[Any, ...]], Any]:
+    """Changes a dict among the items that a step returns; None takes a key away."""
+
+    def change(answer: tuple[Any, ...]) -> Any:
+        items = [dict(item) for item in answer]
+        for key, value in changes:
+            items[part].pop(key, None)
+            if value is not None:
+                items[part][key] = value
+        return tuple(items)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (changed(0, ("short", None)), r"there are no observations for \['short'\]"),  # There were zeros.
+        (changed(1, ("long", [])), "the reward of 'long' is no number"),
+        (changed(1, ("long", "x")), "the reward of 'long' is no number"),
+        (changed(1, ("stranger", 1.0)), r"\['stranger'\] are not among"),  # It was left out.
+        (lambda answer: answer[:4], r"a tuple of 4 instead of \(observations, rewards"),
+        (lambda answer: None, "a NoneType instead of"),
+    ],
+)
+def test_answers_that_are_none(change: Callable[[Any], Any], message: str) -> None:
+    """What was wrong became zeros or nothing, or the error did not say what was wrong."""
+    wrapped, actions = _replying(change)
+    with pytest.raises(ValueError, match=message):
+        wrapped.step(actions)
+
+
+def test_reward_of_none_is_no_nan() -> None:
+    wrapped, actions = _replying(lambda a: (a[0], {**a[1], "long": None}, *a[2:]))
+    with pytest.raises(ValueError, match="the reward of 'long' is no number: None"):
+        wrapped.step(actions)
+
+
+def test_rewards_may_be_arrays_of_one_and_infos_none() -> None:
+    """Neither could be stepped, though an environment of one agent may return both."""
+    wrapped, actions = _replying(lambda a: (a[0], {k: np.array([v]) for k, v in a[1].items()}, *a[2:4], None))
+    plain = Leavers()
+    plain.reset(seed=0)
+    expected = list(plain.step(actions)[1].values())
+    _, reward, _, _, info = wrapped.step(actions)
+    assert (reward.tolist(), info["infos"]) == (expected, {})
+
+
+def _replying(change: Callable[[Any], Any]) -> tuple[ParallelEnvironment, dict[str, int]]:
+    """An environment whose steps return something else than they should, at its first step, and actions for that."""
+    env = Leavers()
+    wrapped = ParallelEnvironment(env)
+    wrapped.reset(seed=0)
+    usual = env.step
+    env.step = lambda actions: change(usual(actions))  # type: ignore[method-assign]
+    return wrapped, dict.fromkeys(AGENTS, 0)
+
+
+def test_reset_that_returns_observations_alone() -> None:
+    """As before PettingZoo 1.23."""
+    env = Leavers()
+    wrapped = ParallelEnvironment(env)
+    usual = env.reset
+    env.reset = lambda **kwargs: usual(**kwargs)[0]  # type: ignore[method-assign]
+    with pytest.raises(ValueError, match=r"returned a dict instead of \(observations, infos\)"):
+        wrapped.reset(seed=0)
+
+
 @pytest.mark.parametrize("count", [0, True, 1.5])
 def test_number_of_factories(count: Any) -> None:
     with pytest.raises(ValueError, match="num_envs must be a positive int"):

@@ -93,11 +93,27 @@ def test_returns_are_drawn_with_their_running_mean(tmp_path: Path) -> None:
     assert lines_of(plot.returns(recorder.episodes, window=4)) == [episodes, means]
 
 
+def test_target_is_drawn_and_when_it_is_reached() -> None:
+    recorder = plot.Recorder()
+    assert np.isnan(recorder.mean_return())
+    for n, value in enumerate([0.0, 5.0, 7.0]):
+        assert not recorder.reached(6, window=2)
+        recorder.add(n, value)
+    assert recorder.reached(6, window=2)
+    assert not recorder.reached(4, window=4), "there have not been four"
+    axes = plot.returns(recorder, window=2, target=6, title="a run").axes[0]
+    assert axes.get_title() == "a run"
+    assert axes.lines[-1].get_ydata() == [6, 6]
+
+
 def test_no_episodes_are_an_empty_picture(tmp_path: Path) -> None:
     assert lines_of(plot.returns([], tmp_path / "none.png")) == [([], []), ([], [])]
     assert is_png(tmp_path / "none.png")
-    with pytest.raises(ValueError, match="window"):
-        plot.returns([], window=0)
+    for window in (0, 1.5):
+        with pytest.raises(ValueError, match="window"):
+            plot.returns([], window=window)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="bins"):
+        plot.step_times({}, bins=0)
 
 
 # -- step times --

@@ -12,7 +12,7 @@ import pytest
 from support import Make
 from vector_worlds import DictWalk, Faulty
 
-from envsup import EnvSupervisor
+from envsup import EnvSupervisor, probe
 from envsup.errors import WorkerDied
 from envsup.testing import Box, Discrete, Gate, ScriptedEnv, ScriptedError
 
@@ -86,9 +86,25 @@ def test_error_of_the_factory_is_raised(make: Make) -> None:
         make(partial(ScriptedEnv, on_build="raise"), probe="worker")
 
 
+def test_environment_that_cannot_be_asked_is_closed(make: Make, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with pytest.raises(ScriptedError, match="raised on demand"):
+        make(partial(_LateSpaces, on_reset="raise", log=str(log)), probe="worker")
+    assert log.read_text().splitlines() == ["build", "reset []", "close"]
+
+
 def test_worker_that_dies_while_it_is_asked(make_process: Make) -> None:
     with pytest.raises(WorkerDied):
         make_process(partial(ScriptedEnv, on_build="kill"), probe="worker")
+
+
+@pytest.mark.parametrize("how", ["raise", "kill", "exit", "hang"])
+def test_what_closing_comes_to_does_not_count(make_fork: Make, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """The spaces were lost, as the environment was closed before they were told; one that hung took launch_timeout."""
+    monkeypatch.setattr(probe, "CLOSE_TIMEOUT", 0.1 if how == "hang" else 10.0)
+    with Gate() as gate:
+        sup = make_fork(partial(ScriptedEnv, on_close=how, gate=gate), probe="worker")
+    assert sup.observation_space.shape == (4,)
 
 
 def test_environment_that_is_never_built_is_given_up(make_fork: Make) -> None:

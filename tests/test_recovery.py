@@ -329,6 +329,35 @@ def test_environment_that_is_not_deterministic_is_told_of_once(
     assert sum("not deterministic" in record.message for record in caplog.records) == 1
 
 
+class _Unrecorded(ScriptedEnv):
+    """Cannot record where others have recorded before, until it has been told twice."""
+
+    def enable_save_replay(self, replay_path: str) -> None:
+        """Note that it was told, or raise."""
+        folder = Path(replay_path)
+        told = len(list(folder.iterdir()))
+        (folder / str(told)).touch()
+        if told == 1:
+            raise OSError("no room for videos")
+
+
+def test_replay_path_that_cannot_be_set_again_is_called_by_its_name(
+    make_process: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The environment was said not to be deterministic, which it is."""
+    sup = make_process(partial(_Unrecorded, length=9), recover="replay", max_try=2)
+    sup.enable_save_replay(str(tmp_path))
+    sup.launch()
+    sup.step({0: 1})
+    kill(sup)
+    with caplog.at_level(logging.WARNING, "envsup"):
+        assert "SIGKILL" in str(error_of(step(sup, {0: 1})[0]))
+    told = [record.getMessage() for record in caplog.records]
+    assert sum("could not be set again: OSError: no room for videos" in message for message in told) == 1
+    assert not any("deterministic" in message for message in told)
+    assert not abnormal(step(sup, {0: 1})[0])
+
+
 def test_step_that_raises_is_abnormal_and_not_run_again(make: Make) -> None:
     sup = make(scripted(1, length=9), recover="replay")
     sup.launch()

@@ -430,7 +430,7 @@ def test_call_whose_time_runs_out_between_two_looks_at_the_clock_does_not_wait(
 def test_time_that_runs_out_is_the_same_with_another_poller(
     make_fork: Make, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("envsup.supervisor.make_poller", SelectorPoller)
+    monkeypatch.setattr("envsup.worker_group.make_poller", SelectorPoller)
     sup = make_fork(scripted(1, gate=gate), step_timeout=1e6)
     sup.launch()
     sup.clock = Ticking()

@@ -259,7 +259,7 @@ def test_retry_waits_for_retry_waiting_time(make_local: Make, clock: Clock) -> N
     sup.launch()
     sup.step({0: "done"}, block=False)
     assert sup.recv().method == "step"
-    while sup.get_child_attr(0, "t") != 1 or not sup._envs[0].retry:
+    while sup.get_child_attr(0, "t") != 1 or not sup._envs[0].recovery.retry:
         pass
     for action in (1, 2):
         (timestep,) = step(sup, {1: action})
@@ -280,7 +280,7 @@ def test_blocking_reset_waits_for_the_retry(make_local: Make, clock: Clock) -> N
     with in_thread(lambda: sup.reset()) as outcome:
         while True:
             with sup._lock:
-                if sup._envs[0].retry is not None:
+                if sup._envs[0].recovery.retry is not None:
                     break
         wait_until_waiting(sup)
         clock.advance(9)
@@ -311,7 +311,7 @@ def test_step_sent_while_a_recovery_waits_queues_behind_it(make_local: Make, clo
     sup.launch()
     sup.step({0: "raise"}, block=False)
     assert sup.recv().err is not None
-    while not sup._envs[0].retry:
+    while not sup._envs[0].recovery.retry:
         sup.get_child_attr(0, "t")
     sup.step({0: 5}, block=False)
     clock.advance(11)

@@ -641,7 +641,7 @@ def test_retry_waiting_time_holds_up_nobody(make_local: Make, clock: Clock) -> N
     wait_until(lambda: has_arrived(sup, 0))
     for k in range(1, 5):
         assert sup.step({1: k})[0].obs.tolist()[2:] == [k, k]
-    assert sup._envs[0].retry is not None
+    assert sup._envs[0].recovery.retry is not None
     assert sup.env_states == {0: EnvState.ERROR, 1: EnvState.RUN}
     assert sup.ready_obs_id == [1]
     clock.advance(100 - TINY)
@@ -662,9 +662,9 @@ def test_waits_of_several_environments_run_side_by_side(make_local: Make, clock:
     )
     with in_thread(sup.launch) as outcome:
         for _ in range(2):
-            wait_until(lambda: all(e.retry is not None for e in sup._envs))
+            wait_until(lambda: all(e.recovery.retry is not None for e in sup._envs))
             clock.advance(10 + TINY)
-            wait_until(lambda: all(e.retry is None or e.retry[0] > clock() for e in sup._envs))
+            wait_until(lambda: all(e.recovery.retry is None or e.recovery.retry[0] > clock() for e in sup._envs))
     assert outcome == [None]
     assert sup.ready_obs_id == [0, 1, 2]
 
@@ -696,7 +696,7 @@ def test_blocking_step_of_an_environment_whose_recovery_waits(make_local: Make, 
     wait_until(lambda: has_arrived(sup, 0))
     sup.step({1: 1})
     with in_thread(lambda: sup.step({0: 3, 1: 2})) as outcome:
-        wait_until(lambda: sup._polling and bool(sup._envs[0].waiting_steps))
+        wait_until(lambda: sup._polling and bool(sup._envs[0].recovery.waiting_steps))
         clock.advance(101)
     assert [t.obs.tolist()[2:] for t in outcome[0]] == [[1, 3], [2, 2]]
 
@@ -709,9 +709,9 @@ def test_steps_that_queue_behind_a_recovery_that_fails(make_local: Make, clock: 
     sup.reset({0: {}}, block=False)
     with pytest.raises(queue.Empty):
         sup.recv(timeout=0)
-    wait_until(lambda: has_arrived(sup, 0) or sup._envs[0].retry is not None)
+    wait_until(lambda: has_arrived(sup, 0) or sup._envs[0].recovery.retry is not None)
     with in_thread(lambda: sup.step({0: 1})) as outcome:
-        wait_until(lambda: sup._polling and sup._envs[0].retry is not None)
+        wait_until(lambda: sup._polling and sup._envs[0].recovery.retry is not None)
         clock.advance(101)
     assert isinstance(outcome[0], RuntimeError)
     assert "raised on demand" in text_of(outcome[0])

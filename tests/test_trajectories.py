@@ -237,5 +237,5 @@ def test_memory_stays_flat(make_fork: Make) -> None:
     rounds(600)
     grown = (resident_pages() - before) * os.sysconf("SC_PAGE_SIZE")
     assert grown < 24 << 20, f"{grown >> 20} MB more after 600 steps, 30 deaths and 12 replies of 4 MB"
-    assert not any(env.joiners or env.waiting_steps for env in sup._envs)
+    assert not any(env.recovery.joiners or env.recovery.waiting_steps for env in sup._envs)
     assert not any(child.open for child in sup._children)
