@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import secrets
+import sys
 from collections.abc import Mapping as MappingABC
 from functools import partial
 from multiprocessing.context import BaseContext
@@ -374,6 +375,9 @@ class EnvSupervisor(SteppingSupervisor):
         Seeds, replay paths, reset parameters, states and counts are forgotten; ``launch`` works again.
         """
         if not self._running:
+            return
+        if sys.is_finalizing():
+            self._running = False  # Its workers have been ended, and hardly anything works any more.
             return
         patience = close_timeout(timeout)
         with self._lock:

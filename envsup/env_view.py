@@ -117,7 +117,10 @@ class EnvView(ObservedSupervisor):
 
     def env_state_done(self, env_id: int) -> bool:
         """Whether an environment is DONE and no automatic reset of it is in flight."""
-        if self._env_states.get(env_id) is not EnvState.DONE:
+        state = self._env_states.get(env_id)
+        if state is not EnvState.DONE:
+            if state is None:
+                self._check_ids({env_id: None})
             return False
         with self._lock:
             env = self._envs[env_id]

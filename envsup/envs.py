@@ -20,6 +20,7 @@ from envsup.instances import Instances
 from envsup.meter import number_of
 from envsup.recording import record_video
 from envsup.spaces import class_names
+from envsup.wrappers import innermost
 
 
 class EnvironmentFactory:
@@ -247,7 +248,7 @@ def accepts_keyword(function: Any, name: str) -> bool:
 
 def _has_seed_method(env: Any) -> bool:
     """gym 0.25 and earlier have a ``seed`` in the base class that only warns; ``reset(seed=...)`` replaces it."""
-    inner = getattr(env, "unwrapped", env)
+    inner = innermost(env)
     for cls in type(inner).__mro__:
         if "seed" in vars(cls):
             return callable(getattr(inner, "seed", None)) and cls.__module__ not in ("gym.core", "gymnasium.core")
@@ -256,8 +257,8 @@ def _has_seed_method(env: Any) -> bool:
 
 def can_be_seeded(env: Any) -> bool:
     """Whether the environment has a ``seed`` method or its ``reset`` takes a seed."""
-    return _has_seed_method(env) or accepts_keyword(getattr(env, "unwrapped", env).reset, "seed")
+    return _has_seed_method(env) or accepts_keyword(innermost(env).reset, "seed")
 
 
 def _name(env: Any) -> str:
-    return type(getattr(env, "unwrapped", env)).__name__
+    return type(innermost(env)).__name__

@@ -9,6 +9,8 @@ from typing import Any, Optional
 import numpy as np
 import numpy.typing as npt
 
+from envsup.wrappers import innermost
+
 Picture = npt.NDArray[np.uint8]
 RGB_MODES = ("rgb_array", "rgb_array_list", "single_rgb_array")
 """The render modes of gym and gymnasium for pictures; the last one is of gym 0.25 alone."""
@@ -58,7 +60,7 @@ def _draws(env: Any) -> bool:
 
 
 def _rendered(env: Any) -> Any:
-    inner, mode = getattr(env, "unwrapped", env), getattr(env, "render_mode", None)
+    inner, mode = innermost(env), getattr(env, "render_mode", None)
     draw = getattr(inner, "render", None)
     if not callable(draw):
         raise RuntimeError(f"{_name(env)} draws nothing: it has no render method")

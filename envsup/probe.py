@@ -67,7 +67,7 @@ def learn(env: Any, measure: Measure) -> Learned:
     finally:
         try:
             _close(env)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _warn_of(error)
 
 
@@ -81,7 +81,7 @@ def _learned(env: Any, measure: Measure) -> Learned:
     return Learned(None if measure is None else measure(env), **found)
 
 
-def _warn_of(error: Optional[Exception]) -> None:
+def _warn_of(error: Optional[BaseException]) -> None:
     """Say that closing an environment failed, if it did."""
     if error is not None:
         logger.warning("The environment that was built to learn the spaces cannot be closed.", exc_info=error)

@@ -15,6 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Iterator, Optional, Union
 
+from envsup.wrappers import innermost
+
 logger = logging.getLogger("envsup")
 
 _NAME = re.compile(r"env(\d+)-(\d{8}-\d{12})-\d+-episode-(\d+)\.mp4")
@@ -53,7 +55,7 @@ def record_video(env: Any, folder: str, env_id: int) -> Any:
             video writer is there.
         TypeError: if ``env`` is of neither library.
     """
-    library, name = library_of(env), type(getattr(env, "unwrapped", env)).__name__
+    library, name = library_of(env), type(innermost(env)).__name__
     if library is None:
         raise TypeError(f"{name} has no enable_save_replay method and is no gym or gymnasium environment")
     mode = getattr(env, "render_mode", None)

@@ -15,6 +15,8 @@ from typing import Any, Iterator, Mapping, Optional, Union, cast
 import numpy as np
 import numpy.typing as npt
 
+from envsup.descriptors import above_standard_streams
+
 Array = npt.NDArray[Any]
 
 
@@ -35,7 +37,8 @@ class SharedMemory:
             raise MemoryError(f"{self.size} bytes of shared memory are needed, and {available} are available")
         try:
             if by_descriptor:
-                self.fd = _anonymous_file(self.size)
+                with above_standard_streams():
+                    self.fd = _anonymous_file(self.size)
                 weakref.finalize(self, _close_descriptor, self.fd, os.getpid())
             self.map = mmap.mmap(self.fd, self.size)
         except OSError as error:

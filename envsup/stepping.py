@@ -257,6 +257,7 @@ class SteppingSupervisor(EnvView):
         if positive_int("min_envs", min_envs) > self.env_num:
             raise ValueError(f"min_envs is {min_envs}, and there are {self.env_num} environments")
         with self._lock:
+            self._check_owner()
             if self._running and not self._polling:
                 self._poll(0)  # What has arrived since is to be in the batch, too.
             if not self._wait(lambda: self._inbox.count_senders(ignore_err) >= min_envs, timeout):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 
@@ -133,7 +134,8 @@ class Supervisor(WorkerGroup):
         if self._running:
             patience = close_timeout(timeout)
             self._running = False
-            self._close_down(patience)
+            if not sys.is_finalizing():  # Then they have been ended.
+                self._close_down(patience)
 
     def __enter__(self) -> Any:
         return self

@@ -111,8 +111,8 @@ class _Seat:
         if old is not None and callable(getattr(old, "close", None)):
             try:
                 old.close()
-            except Exception:
-                pass  # It is replaced because it failed; what it says about closing helps nobody.
+            except BaseException:
+                pass  # What it says about closing helps nobody, and others of this worker are to be closed, too.
 
     def invoke(self, call: Call) -> tuple[int, Any]:
         try:
@@ -368,7 +368,7 @@ class PipeServer:
 
     def _carry_out(self, call: Call) -> tuple[int, bytes]:
         status, data = self._host.call(call)
-        if not status & FAILED and data[0] is ABSENT and data[1] is None:
+        if call.slot >= 0 and not status & FAILED and data[0] is ABSENT and data[1] is None:
             return OBS, b""
         return dump_reply(status, data, call.method, self._dumps)
 

@@ -12,6 +12,7 @@ from multiprocessing.context import BaseContext
 from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Union
 
 from envsup.child import BUILD_METHOD, Child, Request, stop_all
+from envsup.descriptors import above_standard_streams
 from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
@@ -66,6 +67,7 @@ class WorkerGroup:
         self._deaths: dict[int, Exception] = {}
         self._suspects: set[Child] = set()
         self._gives_up = False
+        self._owner = -1
         self._next_check = math.inf
         self._handlers: dict[int, Callable[[], None]] = {}
         self._rung: deque[Child] = deque()
@@ -105,7 +107,8 @@ class WorkerGroup:
         if self._running:
             return
         self._check_limits()
-        self._open()
+        with above_standard_streams():
+            self._open()
         started = 0
         try:
             for child in self._children:
@@ -129,6 +132,7 @@ class WorkerGroup:
 
     def _open(self) -> None:
         self._launches += 1
+        self._owner = os.getpid()
         self._fatal = None
         self._disconnect = self.TYPE_MAPPING[self._type].connect(self._children, self)
         if self.TYPE_MAPPING[self._type].has_descriptors:
@@ -177,12 +181,15 @@ class WorkerGroup:
 
     def start_process(self, spec: WorkerSpec) -> WorkerProcess:
         assert self._life_pipe is not None
-        evidence = Evidence(self._capture_stderr, self._patience)
-        try:
-            process = start_worker(self._start_method, spec._replace(threads=self._threads), self._life_pipe, evidence)
-        except BaseException:
-            evidence.close_descriptors()
-            raise
+        self._check_owner()
+        spec = spec._replace(threads=self._threads)
+        with above_standard_streams():
+            evidence = Evidence(self._capture_stderr, self._patience)
+            try:
+                process = start_worker(self._start_method, spec, self._life_pipe, evidence)
+            except BaseException:
+                evidence.close_descriptors()
+                raise
         self._processes.add(process)
         if self._capture_stderr:
             self.on_deadline(self.clock() + FORWARD_EVERY)
@@ -275,6 +282,7 @@ class WorkerGroup:
         end = math.inf if timeout is None else self.clock() + timeout
         if math.isnan(end):
             raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
+        self._check_owner()
         launches = self._launches
         polled = False
         while True:
@@ -295,6 +303,13 @@ class WorkerGroup:
                 self._sleep(left)
             else:
                 self._poll(left)
+
+    def _check_owner(self) -> None:
+        if self._running and self._owner != os.getpid():
+            raise SupervisorClosed(
+                f"the supervisor was launched by process {self._owner}, of which this one is a forked copy: "
+                "its workers answer that process alone"
+            )
 
     def _wake(self) -> None:
         """There is something for a thread that waits, and no worker has written."""

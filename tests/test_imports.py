@@ -96,7 +96,7 @@ def test_no_module_imports_itself_by_a_detour() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["payload", "errors", "lifecycle", "spaces", "shm", "frames", "stack_dump", "worker_threads"]
+    "module", ["payload", "errors", "lifecycle", "spaces", "descriptors", "frames", "stack_dump", "worker_threads"]
 )
 def test_the_lowest_rooms_import_nothing_of_the_house(module: str) -> None:
     assert imports_of(module) == set()
@@ -124,6 +124,8 @@ NEEDED_BY_A_WORKER = [
     "meter",
     "trace",
     "hosting",
+    "wrappers",
+    "descriptors",
     "frame",
     "instances",
     "recording",

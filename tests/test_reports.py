@@ -1,0 +1,216 @@
+"""What was reported of vector environments and of pools of workers elsewhere, and went wrong here too."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_failures import Obliging
+from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Make, abnormal, kinds
+
+from envsup import EnvState
+from envsup.testing import ScriptedEnv
+
+# -- processes --
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_daemon_that_has_closed_its_standard_streams(method: str) -> None:
+    """Pipes and shared memory took their numbers, which a new interpreter and every print then wrote over (CPython's
+    multiprocessing and subprocess in daemons, bpo-10806 and bpo-32844).
+    """
+    code = f"""
+        import os
+        from functools import partial
+        from envsup import EnvSupervisor
+        from envsup.testing import ScriptedEnv
+        class Loud(ScriptedEnv):
+            def step(self, action):
+                try:
+                    print("stepped", flush=True)
+                except OSError:
+                    pass
+                return super().step(action)
+        told = os.dup(1)
+        for fd in (0, 1, 2):
+            os.close(fd)
+        sup = EnvSupervisor(env_fn=[partial(Loud, length=50)] * 2, mp_ctx={method!r}, timesteps=False)
+        sup.launch()
+        for number in range(3):
+            steps = sup.step_arrays([number, number], [0, 1])
+            os.write(told, f"{{steps.obs[:, 3].tolist()}} {{steps.failed.any()}};".encode())
+            try:
+                print("told", flush=True)
+            except OSError:
+                pass
+            if number == 1:
+                sup._children[1].restart()
+                sup.reset({{1: {{}}}})
+        sup.close()
+        os.write(told, b"closed")
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[0.0, 0.0] False;[1.0, 1.0] False;[2.0, 2.0] False;closed", done
+
+
+class LeavesRudely(ScriptedEnv):
+    """Says that it closes and then leaves the interpreter."""
+
+    def close(self) -> None:
+        super().close()
+        if os.environ.get("LEAVES_RUDELY"):
+            sys.exit(3)
+
+
+def test_close_that_exits_is_nobodys_problem(make_local: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An environment whose close calls sys.exit ended this process, when it was closed after its spaces were read
+    (Stable-Baselines3 and gymnasium: a window that is closed exits).
+    """
+    monkeypatch.setenv("LEAVES_RUDELY", "1")
+    log = tmp_path / "log"
+    sup = make_local([partial(LeavesRudely, log=str(log))] * 2, envs_per_child=2)
+    sup.launch()
+    assert not any(map(abnormal, sup.step([1, 1])))
+    sup.close()
+    assert log.read_text().splitlines().count("close") >= 3
+
+
+FORKED = {
+    "step": lambda sup: sup.step([1, 1]),
+    "step_arrays": lambda sup: sup.step_arrays([1, 1], [0, 1]),
+    "reset": lambda sup: sup.reset(),
+    "recv": lambda sup: sup.recv(),
+    "recv_many": lambda sup: sup.recv_many(),
+    "call": lambda sup: sup.call("add", 1),
+    "attribute": lambda sup: sup.length,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@kinds(FORK, THREAD)
+@pytest.mark.parametrize("call", FORKED)
+def test_forked_copy_of_the_trainer_cannot_use_its_workers(make_of: Make, call: str) -> None:
+    """With threads, which the copy does not have, it waited for ever (torch's DataLoader and pools that are inherited,
+    python/cpython 50970); with processes, the error was of epoll.
+    """
+    sup = make_of(length_of(50))
+    sup.launch()
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            FORKED[call](sup)
+        except BaseException as error:
+            os.write(writing, f"{type(error).__name__} {error}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        assert select.select([reading], [], [], 30)[0], "it waits"
+        said = os.read(reading, 1000).decode()
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert said.startswith(f"SupervisorClosed the supervisor was launched by process {os.getpid()}")
+    assert [ts.obs[2] for ts in sup.step([1, 1])] == [1, 1], "and this process does not notice"
+
+
+def length_of(length: int) -> list[Any]:
+    """Factories of two environments whose episodes have so many steps."""
+    return [partial(Obliging, length=length)] * 2
+
+
+@pytest.mark.parametrize("kind", ["process", "thread"])
+def test_close_by_what_is_collected_when_the_interpreter_ends(kind: str) -> None:
+    """It said that an exception was ignored in __del__ (openai/baselines 1149, gymnasium's AsyncVectorEnv.__del__)."""
+    code = f"""
+        from envsup import EnvSupervisor, Supervisor
+        from envsup.testing import ScriptedEnv
+        class Agent:
+            def __init__(self):
+                self.envs = EnvSupervisor({kind!r}, [ScriptedEnv] * 2, shared_memory=False, timesteps=False)
+                self.envs.launch()
+                self.envs.step_arrays([1, 1], [0, 1])
+                self.pool = Supervisor({kind!r})
+                self.pool.register(ScriptedEnv)
+                self.pool.start_link()
+            def __del__(self):
+                self.envs.close()
+                self.pool.shutdown()
+        agent = Agent()
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Exception ignored" in done.stderr, "Traceback" in done.stderr) == (0, False, False), done
+
+
+# -- names and attributes --
+
+
+class Obscure:
+    """A wrapper that has an answer to any name."""
+
+    def __init__(self, answer: Any) -> None:
+        self.__dict__["env"], self.__dict__["answer"] = Obliging(length=50), answer
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.__dict__["env"], name, self.__dict__["answer"])
+
+
+def nothing(*_: Any) -> None:
+    """An answer that can be called."""
+
+
+@kinds(FORK, THREAD, SPAWN)
+@pytest.mark.parametrize("answer", [None, nothing], ids=["none", "function"])
+def test_wrapper_that_has_an_answer_to_any_name(make_of: Make, answer: Any) -> None:
+    """What it called ``unwrapped`` was taken for the environment (wrappers with a __getattr__, learn2learn 203)."""
+    sup = make_of([partial(Obscure, answer)] * 2)
+    sup.seed(5)
+    sup.launch()
+    assert sup.ready_obs[:, 0].tolist() == [5, 6]
+    assert not any(map(abnormal, sup.step([1, 1])))
+
+
+class Elliptic(ScriptedEnv):
+    """Has an attribute and a method that are three dots."""
+
+    rest = ...
+
+    def dots(self) -> Any:
+        """The same from a method."""
+        return ...
+
+
+@kinds(FORK, MESSAGES, FORKSERVER, THREAD)
+def test_ellipsis_is_a_value_like_any_other(make_of: Make) -> None:
+    """It arrived as None, as it is the sign for what is in shared memory (sibling of get_attr of any value)."""
+    sup = make_of([Elliptic] * 2)
+    sup.launch()
+    assert sup.rest == [..., ...]
+    assert sup.call("dots") == [..., ...]
+
+
+def test_state_of_an_environment_that_there_is_none_of(make_local: Make) -> None:
+    """It was not done, for ever: a loop over wrong ids had no end (EnvPool 312: ids that are none)."""
+    sup = make_local()
+    for _ in range(2):
+        for env_id in (-1, 2, 99):
+            with pytest.raises(ValueError, match="there is no environment"):
+                sup.env_state_done(env_id)
+        assert not sup.env_state_done(1)
+        if sup.closed:
+            sup.launch()
+    assert sup.env_states == {0: EnvState.RUN, 1: EnvState.RUN}
