@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import weakref
 from collections import deque
@@ -27,6 +28,8 @@ from envsup.spec import WorkerSpec, pack_spec
 from envsup.waiting import Waiting
 from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
+
+_LENGTH_SIZE = 8  # Of what a packed spec begins with.
 
 PATIENCE = 0.2
 """Seconds for an actor to tell where it is, or that it lives."""
@@ -170,7 +173,7 @@ class ChildRay(ChildProcess):
         if descriptors:
             raise TypeError("an actor of Ray cannot share the memory of an shm_buffer")
         options = {**OUR_OPTIONS, **self.options}
-        actor = connection.actor_class().options(**options).remote(body[8:])
+        actor = connection.actor_class().options(**options).remote(body[_LENGTH_SIZE:], sys.path)
         self._closing = False
         self._current = life = _Life(self, actor)
         self.alive = True
