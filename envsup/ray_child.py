@@ -155,8 +155,7 @@ class ChildRay(ChildProcess):
 
     @classmethod
     def connect(cls, children: Sequence["ChildRay"], listener: Listener) -> Optional[Callable[[], None]]:
-        connection.join(listener, children[0].address if children else None)
-        return partial(connection.leave, listener)
+        return connection.join(listener, children[0].address if children else None)
 
     @property
     def pid(self) -> Optional[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import select
 import shutil
@@ -141,7 +142,7 @@ def start_ray() -> None:
         os.environ["RAY_TMPDIR"] = folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        ray.init(address="local", num_cpus=64, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
 
 
 class Maker:
