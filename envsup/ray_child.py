@@ -34,8 +34,9 @@ _LENGTH_SIZE = 8  # Of what a packed spec begins with.
 PATIENCE = 0.2
 """Seconds for an actor to tell where it is, or that it lives."""
 
-OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
-"""Of an actor, where the user has not said otherwise."""
+OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD", "num_cpus": 0.001}
+"""Of an actor, where the user has not said otherwise.  Ray spreads evenly only what needs a resource, however little;
+what needs none, as its actors by default, goes to any node."""
 
 FIXED_OPTIONS = frozenset(
     ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")

@@ -73,9 +73,9 @@ def address_for(given: Optional[str]) -> Optional[str]:
 
 
 def head_patience() -> float:
-    """Seconds to wait for the head: shorter than Ray does, so that the error comes before Ray ends the process."""
+    """Seconds to wait for the head: less than Ray waits before it ends the process, which takes some to disconnect."""
     try:
-        return min(HEAD_PATIENCE, float(os.environ[_RAY_PATIENCE]) / 2)
+        return min(HEAD_PATIENCE, float(os.environ[_RAY_PATIENCE]) / 4)
     except (KeyError, ValueError):
         return HEAD_PATIENCE
 
