@@ -68,12 +68,14 @@ def test_ray_is_started_and_ended_with_the_supervisors_that_use_it(tmp_path: Pat
 
 
 def test_every_action_is_answered_once_when_a_node_goes_away(tmp_path: Path) -> None:
-    run_alone("node_removed", folder=tmp_path)
+    health = {"initial_delay_ms": "0", "period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
+    limits = {f"RAY_health_check_{name}": value for name, value in health.items()}
+    run_alone("node_removed", folder=tmp_path, **limits)
 
 
 def test_lost_head_ends_the_run_before_ray_ends_the_process(tmp_path: Path) -> None:
-    limit = {"RAY_gcs_rpc_server_reconnect_timeout_s": "16"}
-    assert "alive" in run_alone("head_lost", "12", folder=tmp_path, **limit)
+    limit = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
+    assert "alive" in run_alone("head_lost", "11", folder=tmp_path, **limit)
 
 
 # -- placement --
