@@ -179,12 +179,15 @@ class ChildRay(ChildProcess):
             life.send(HEADER.pack(BUILD, 0, local, 0, 0))
 
     def _new_actor(self) -> Any:
-        spec = WorkerSpec(self.hosted, None, self.life, self.threads)
-        body, descriptors = pack_spec(spec)
+        options = {**OUR_OPTIONS, **self.options}
+        return connection.actor_class().options(**options).remote(*self._arguments())
+
+    def _arguments(self) -> tuple[bytes, list[str]]:
+        """Of the actor's constructor."""
+        body, descriptors = pack_spec(WorkerSpec(self.hosted, None, self.life, self.threads))
         if descriptors:
             raise TypeError("an actor of Ray cannot share the memory of an shm_buffer")
-        options = {**OUR_OPTIONS, **self.options}
-        return connection.actor_class().options(**options).remote(body[_LENGTH_SIZE:], sys.path)
+        return body[_LENGTH_SIZE:], sys.path
 
     def _place_anew(self, lost: _Life) -> None:
         """The node went away where the actor was to be: nothing of what it was sent has been begun."""
