@@ -211,13 +211,10 @@ class ChildRay(ChildProcess):
 
     def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
         forms, eager = form
-        size = len(actions) // len(forms)
-        frames = [
-            super(ChildRay, self).pack_steps(request, one, actions[at : at + size])
-            for one, at in zip(forms, range(0, len(actions), size))
-        ]
-        for frame in frames:
-            assert isinstance(frame, bytes)
+        size, before, frames = len(actions) // len(forms), self._seq, []
+        for place, one in enumerate(forms):
+            self._seq = before  # All parts of a request have its number.
+            frames.append(super().pack_steps(request, one, actions[place * size : (place + 1) * size]))
         return _Steps(frames, None if eager else request.owner)
 
     def _post(self, packed: Union[bytes, _Steps]) -> None:

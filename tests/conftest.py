@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,13 +14,16 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 import pytest
-from rays import RaysOwn
+from rays import NOT_OVER_RAY, RaysOwn
 from support import FORK, FORKSERVER, KINDS, LOCAL_KINDS, PROCESS_KINDS, RAY, SPAWN, Clock, Kind, Make, Maker
 
 import envsup.timestep  # noqa: F401  (it imports torch, whose descriptors and threads are no leaks of a test)
 
 GRACE = 5.0
 """Seconds for what ends on its own after a test, such as the workers of a parent that was killed."""
+
+RAYS_GRACE = 20.0
+"""The same where there are actors, which Ray ends in its own time."""
 
 try:
     from gymnasium.vector import AutoresetMode as AutoresetMode
@@ -58,7 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     alone = metafunc.config.getoption("--kinds") == "ray"
     if not alone and metafunc.definition.get_closest_marker("with_ray") is None:
         return
-    for name in OVER_KINDS.intersection(metafunc.fixturenames):
+    for name in OVER_KINDS.intersection(metafunc.fixturenames) if alone else ["make"]:
         kinds = [RAY] if alone else [*KINDS, RAY]
         group = pytest.mark.xdist_group("ray")
         params = [pytest.param(kind, id=kind.name, marks=[group] if kind is RAY else []) for kind in kinds]
@@ -66,6 +70,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--kinds") == "ray":
+        for item in items:
+            why = NOT_OVER_RAY.get(getattr(item, "originalname", ""))
+            if why is not None:
+                item.add_marker(pytest.mark.skip(reason=why))
     limit = pytest.mark.timeout(120 + config.getoption("--soak"))
     for item in items:
         if item.get_closest_marker("soak") is not None:
@@ -214,7 +223,7 @@ def nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(_failed, False):
         return  # Its traceback holds what it used.
-    end = time.monotonic() + GRACE
+    end = time.monotonic() + (RAYS_GRACE if "ray" in sys.modules else GRACE)
     while True:
         gc.collect()
         left = _resources(check_threads).beyond(before)

@@ -119,6 +119,15 @@ def wait_until_only_open(sup: Supervisor, env_ids: set[int]) -> None:
         time.sleep(0.001)
 
 
+def wait_until_unread(child: Any) -> None:
+    """Return once a reply of a worker lies ready that nobody has read."""
+    process = getattr(child, "_process", None)
+    if process is not None:
+        assert select.select([process.reply_fd], [], [], 60)[0]
+    while process is None and not child._current.replies:
+        time.sleep(0.001)
+
+
 class Make(Protocol):
     """Builds an EnvSupervisor of one kind of worker, which is closed when the test ends.
 

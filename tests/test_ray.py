@@ -196,7 +196,7 @@ def test_environments_of_one_actor_share_a_call_a_round(make_ray: Make, monkeypa
     assert len(calls) == 4
     sup.step([1.0] * 4, block=False)  # Each is answered as soon as it is done.
     assert len(calls) == 8
-    assert sorted(payload.proc_id for payload in sup.recv_many(4)) == [0, 1, 2, 3]
+    assert sorted((payload.proc_id, payload.err) for payload in sup.recv_many(4)) == [(i, None) for i in range(4)]
 
 
 def test_figures_are_those_of_the_actor(make_ray: Make) -> None:
