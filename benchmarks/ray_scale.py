@@ -156,12 +156,12 @@ def parse_options(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def plan(cost: float) -> None:
-    """How many drivers it takes for what is planned, if each round takes a step and a driver is busy for half of it."""
-    print(f"\n| environments | step | drivers, at {1e6 * cost:.0f} us for each environment and round |\n|---|---|---|")
+def plan(cost: float, group: int) -> None:
+    """How many drivers it takes for what is planned, if a round takes the steps of a group."""
+    print(f"\n| environments, {group} in an actor | step | drivers at {1e6 * cost:.0f} us for each |\n|---|---|---|")
     for num_envs in PLANNED:
         for step in STEP_SECONDS:
-            print(f"| {num_envs:,} | {1e3 * step:g} ms | {math.ceil(num_envs * cost / (step * BUSY))} |")
+            print(f"| {num_envs:,} | {1e3 * step:g} ms | {math.ceil(num_envs * cost / (group * step * BUSY))} |")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -183,8 +183,8 @@ def main(argv: list[str] | None = None) -> int:
                 f"| {num_envs} | {group} | {calls} | {1e3 * found.seconds:.1f} ms | {1e6 * found.driver:.0f} us "
                 f"| {1e6 * found.driver * num_envs / calls:.0f} us |"
             )
-    for found in cost.values():
-        plan(found.driver)
+    for group, found in cost.items():
+        plan(found.driver, group)
     return 0
 
 
