@@ -112,7 +112,7 @@ class EnvSupervisor(SteppingSupervisor):
             same kind as the others and ends before they start.  Without an environment of this process, attributes are
             read from the workers whatever their name.
         ray_options: with Ray, the options of the actors (num_cpus, num_gpus, resources, scheduling_strategy,
-            runtime_env ...): a mapping for all, or one for each environment.  By default they spread over nodes.
+            runtime_env ...): a mapping for all, or one for each environment.  By default they are spread over nodes.
         ray_address: with Ray, what to connect to if this process is not connected.  None is the Ray that RAY_ADDRESS
             names or that was started on this machine by ``ray start``; if there is none, one is started for this
             process and ended at close.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import threading
 import weakref
 from collections import deque
@@ -28,11 +29,14 @@ from envsup.waiting import Waiting
 from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
+_LENGTH_SIZE = 8  # Of what a packed spec begins with.
+
 PATIENCE = 0.2
 """Seconds for an actor to tell where it is, or that it lives."""
 
-OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
-"""Of an actor, where the user has not said otherwise."""
+OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD", "num_cpus": 0.001}
+"""Of an actor, where the user has not said otherwise.  Ray spreads evenly only what needs a resource, however little;
+what needs none, as its actors by default, goes to any node."""
 
 FIXED_OPTIONS = frozenset(
     ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")
@@ -53,6 +57,7 @@ class _Life:
     Attributes:
         place: where it runs, None before it was built.
         replies: by the number of the call, what it returned or raised.
+        sent_early: what it was sent before it was built.
         fate: why it has ended, as soon as that is known.
         over: set when it has ended.
     """
@@ -62,6 +67,7 @@ class _Life:
         self.place: Optional[Place] = None
         self.memory: Optional[int] = None
         self.replies: dict[int, Any] = {}
+        self.sent_early: list[tuple[bytes, Optional[Waiting]]] = []
         self.fate: Optional[BaseException] = None
         self.over = threading.Event()
         self.meters = Meters(len(child.hosted), child.probe)
@@ -78,6 +84,8 @@ class _Life:
         return method.options(concurrency_group=LIFE).remote()
 
     def send(self, frame: bytes, waiting: Optional[Waiting] = None) -> None:
+        if self.place is None:
+            self.sent_early.append((frame, waiting))
         self._number += 1
         self._sent.append(self._number)
         future = self.actor.handle.remote(frame).future()
@@ -152,8 +160,7 @@ class ChildRay(ChildProcess):
 
     @classmethod
     def connect(cls, children: Sequence["ChildRay"], listener: Listener) -> Optional[Callable[[], None]]:
-        connection.join(listener, children[0].address if children else None)
-        return partial(connection.leave, listener)
+        return connection.join(listener, children[0].address if children else None)
 
     @property
     def pid(self) -> Optional[int]:
@@ -165,17 +172,30 @@ class ChildRay(ChildProcess):
         return None if self._current is None else self._current.memory
 
     def _start(self) -> None:
-        spec = WorkerSpec(self.hosted, None, self.life, self.threads)
-        body, descriptors = pack_spec(spec)
-        if descriptors:
-            raise TypeError("an actor of Ray cannot share the memory of an shm_buffer")
-        options = {**OUR_OPTIONS, **self.options}
-        actor = connection.actor_class().options(**options).remote(body[8:])
         self._closing = False
-        self._current = life = _Life(self, actor)
+        self._current = life = _Life(self, self._new_actor())
         self.alive = True
         for local in range(len(self.hosted)):
             life.send(HEADER.pack(BUILD, 0, local, 0, 0))
+
+    def _new_actor(self) -> Any:
+        options = {**OUR_OPTIONS, **self.options}
+        return connection.actor_class().options(**options).remote(*self._arguments())
+
+    def _arguments(self) -> tuple[bytes, list[str]]:
+        """Of the actor's constructor."""
+        body, descriptors = pack_spec(WorkerSpec(self.hosted, None, self.life, self.threads))
+        if descriptors:
+            raise TypeError("an actor of Ray cannot share the memory of an shm_buffer")
+        return body[_LENGTH_SIZE:], sys.path
+
+    def _place_anew(self, lost: _Life) -> None:
+        """The node went away where the actor was to be: nothing of what it was sent has been begun."""
+        connection.kill(lost.actor)
+        lost.finalizer.detach()
+        self._current = life = _Life(self, self._new_actor())
+        for frame, waiting in lost.sent_early:
+            life.send(frame, waiting)
 
     def _dump(self, value: Any) -> bytes:
         if type(value) is np.ndarray and not value.dtype.hasobject:
@@ -191,13 +211,10 @@ class ChildRay(ChildProcess):
 
     def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
         forms, eager = form
-        size = len(actions) // len(forms)
-        frames = [
-            super(ChildRay, self).pack_steps(request, one, actions[at : at + size])
-            for one, at in zip(forms, range(0, len(actions), size))
-        ]
-        for frame in frames:
-            assert isinstance(frame, bytes)
+        size, before, frames = len(actions) // len(forms), self._seq, []
+        for place, one in enumerate(forms):
+            self._seq = before  # All parts of a request have its number.
+            frames.append(super().pack_steps(request, one, actions[place * size : (place + 1) * size]))
         return _Steps(frames, None if eager else request.owner)
 
     def _post(self, packed: Union[bytes, _Steps]) -> None:
@@ -218,9 +235,12 @@ class ChildRay(ChildProcess):
                 if life.is_over():
                     self._on_death(life, life.fate)
                 return
-            if isinstance(reply, BaseException):
-                return self._on_death(life, reply)
-            self._take_reply(life, reply)
+            if not isinstance(reply, BaseException):
+                self._take_reply(life, reply)
+            elif life.place is None and is_of_node(reply):
+                self._place_anew(life)
+            else:
+                self._on_death(life, reply)
 
     def _take_reply(self, life: _Life, reply: Any) -> None:
         data, blocks = (reply[0], reply[1:]) if isinstance(reply, list) else (reply, ())
@@ -228,7 +248,10 @@ class ChildRay(ChildProcess):
         start = NOTES_LENGTH.size + length
         if length:
             notes, place, memory = pickle.loads(data[NOTES_LENGTH.size : start])
-            life.place, life.memory = place or life.place, memory or life.memory
+            life.memory = memory or life.memory
+            if place is not None:
+                life.place = place
+                life.sent_early.clear()
             for note in notes:
                 tell(life.meters, note)
         self._blocks = blocks
@@ -343,6 +366,11 @@ def reason_of(error: BaseException) -> str:
         text = text.partition(start)[2] or text
     text = text.partition(" Some common causes include")[0]
     return f"{type(error).__name__}: {text[:300]}"
+
+
+def is_of_node(error: BaseException) -> bool:
+    """Whether an actor was lost with its node, or with the way to it, as far as Ray says."""
+    return isinstance(error, import_ray().exceptions.ActorUnavailableError) or "its node has died" in str(error)
 
 
 def check_options(given: Any, num_envs: int) -> list[Mapping[str, Any]]:

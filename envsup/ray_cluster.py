@@ -11,6 +11,8 @@ import os
 import socket
 import threading
 import time
+import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Optional, Protocol
 
@@ -71,9 +73,9 @@ def address_for(given: Optional[str]) -> Optional[str]:
 
 
 def head_patience() -> float:
-    """Seconds to wait for the head: shorter than Ray does, so that the error comes before Ray ends the process."""
+    """Seconds to wait for the head: less than Ray waits before it ends the process, which takes some to disconnect."""
     try:
-        return min(HEAD_PATIENCE, float(os.environ[_RAY_PATIENCE]) / 2)
+        return min(HEAD_PATIENCE, float(os.environ[_RAY_PATIENCE]) / 4)
     except (KeyError, ValueError):
         return HEAD_PATIENCE
 
@@ -120,14 +122,14 @@ class Connection:
     def __init__(self) -> None:
         self.is_lost = False
         self._lock = threading.RLock()
-        self._members: list[Member] = []
+        self._members: dict[object, weakref.ref[Member]] = {}
         self._is_ours = False
         self._watch: Optional[HeadWatch] = None
         self._actor_class: Any = None
 
-    def join(self, member: Member, address: Optional[str]) -> None:
+    def join(self, member: Member, address: Optional[str]) -> Callable[[], None]:
         """Connect if nobody has: to ``address``, else to the Ray that RAY_ADDRESS or ``ray start`` has left a note of;
-        if there is none, start one.
+        if there is none, start one.  Returns what gives the connection back, which happens too if the member is gone.
 
         Raises:
             ImportError: if Ray is not installed.
@@ -143,19 +145,27 @@ class Connection:
             self._check_address(ray, address)
             if self._watch is None:
                 self._watch = HeadWatch(ray.get_runtime_context().gcs_address, self._on_lost, head_patience())
-            self._members.append(member)
+            ticket = object()
+            self._members[ticket] = weakref.ref(member)
+        gone = weakref.finalize(member, self._leave_later, ticket)
+        gone.atexit = False
+        return partial(self._leave, ticket, gone)
 
     def _check_address(self, ray: Any, address: Optional[str]) -> None:
         found = ray.get_runtime_context().gcs_address
         if address is not None and ":" in address and "//" not in address and address != found:
             raise ValueError(f"this process is connected to the Ray at {found} already, and not to {address}")
 
-    def leave(self, member: Member) -> None:
-        """Give the connection back; a Ray that was started here ends with the last member."""
+    def _leave_later(self, ticket: object) -> None:
+        """The garbage collector, which comes here, may have interrupted Ray."""
+        threading.Thread(target=self._leave, args=(ticket,), daemon=True).start()
+
+    def _leave(self, ticket: object, gone: Optional[weakref.finalize[Any, Any]] = None) -> None:
+        """A Ray that was started here ends with the last member."""
+        if gone is not None:
+            gone.detach()
         with self._lock:
-            if member in self._members:
-                self._members.remove(member)
-            if self._members:
+            if self._members.pop(ticket, None) is None or self._members:
                 return
             ours, lost = self._is_ours, self.is_lost
             self._forget()
@@ -191,8 +201,10 @@ class Connection:
         self.is_lost = True
         address = "?" if self._watch is None else self._watch.address
         message = f"the head of Ray at {address} has not answered for {head_patience():g} s: the run cannot go on"
-        for member in list(self._members):
-            member.on_fatal(RuntimeError(message))
+        for reference in list(self._members.values()):
+            member = reference()
+            if member is not None:
+                member.on_fatal(RuntimeError(message))
 
 
 # Ray has one connection for a process, hence this one.

@@ -175,7 +175,9 @@ def _dump(value: Any, keep_apart: Callable[[pickle.PickleBuffer], Any]) -> bytes
 class EnvActor:
     """The actor: ``handle`` and ``leave`` are carried out in order, by one thread; the others at any time."""
 
-    def __init__(self, spec_body: bytes) -> None:
+    def __init__(self, spec_body: bytes, path: list[str]) -> None:
+        # Where the supervisor finds modules, the actor finds them too if the folders are there; its own come first.
+        sys.path += [folder for folder in path if folder not in sys.path]
         self._server = CallServer(spec_body)
         self._leaving = threading.Event()
         self._thread = 0

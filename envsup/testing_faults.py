@@ -160,7 +160,9 @@ REPLIES: Mapping[str, Changed] = {
 
 
 class Gate:
-    """Tells a test that an environment hangs, and lets the test end that; works across fork and threads.
+    """Tells a test that an environment hangs, and lets the test end that.
+
+    Works across threads and forked processes; it travels to others of this machine too, where there is a /proc.
 
     Use it as a context manager: it owns four descriptors.
     """
@@ -168,6 +170,9 @@ class Gate:
     def __init__(self) -> None:
         self._reached = os.pipe()
         self._released = os.pipe()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened_gate, tuple(f"/proc/{os.getpid()}/fd/{fd}" for fd in (self._reached[1], self._released[0]))
 
     def hang(self) -> None:
         """Called by the environment: blocks until ``release``."""
@@ -194,6 +199,13 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         for fd in (*self._reached, *self._released):
             os.close(fd)
+
+
+def _opened_gate(reached: str, released: str) -> Gate:
+    """The worker's side of a gate of another process."""
+    gate = Gate.__new__(Gate)
+    gate._reached, gate._released = (-1, os.open(reached, os.O_WRONLY)), (os.open(released, os.O_RDONLY), -1)
+    return gate
 
 
 Keys = Union[str, Sequence[str]]

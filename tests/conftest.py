@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,17 +14,23 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 import pytest
-from support import FORK, FORKSERVER, KINDS, LOCAL_KINDS, PROCESS_KINDS, SPAWN, Clock, Kind, Make, Maker
+from rays import NOT_OVER_RAY, RaysOwn
+from support import FORK, FORKSERVER, KINDS, LOCAL_KINDS, PROCESS_KINDS, RAY, SPAWN, Clock, Kind, Make, Maker
 
 import envsup.timestep  # noqa: F401  (it imports torch, whose descriptors and threads are no leaks of a test)
 
 GRACE = 5.0
 """Seconds for what ends on its own after a test, such as the workers of a parent that was killed."""
 
+RAYS_GRACE = 20.0
+"""The same where there are actors, which Ray ends in its own time."""
+
 try:
     from gymnasium.vector import AutoresetMode as AutoresetMode
 except ImportError:  # They compare with gymnasium's own vector environments, which have no modes before 1.1.
     collect_ignore = ["test_vector.py", "test_vector_failures.py", "test_sb3.py"]
+
+OVER_KINDS = frozenset({"make", "make_process", "make_local", "make_sup", "make_near"})
 
 _failed = pytest.StashKey[bool]()
 
@@ -34,15 +41,40 @@ multiprocessing.set_forkserver_preload(["envsup.entry"])
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", type=float, default=20.0, metavar="SECONDS", help="how long the soak runs in all")
     parser.addoption("--soak-seed", type=int, default=None, metavar="N", help="what a failed soak printed")
+    parser.addoption(
+        "--kinds", choices=["local", "ray"], default="local", help="of workers: what is on this machine, or Ray alone"
+    )
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "dist", None) == "load":
+        config.option.dist = "loadgroup"  # There is one Ray, for the tests of one group.
+    config.addinivalue_line("markers", "with_ray: runs over actors of Ray, too")
     config.addinivalue_line(
         "markers", "abandons_thread: leaves a stuck thread behind on purpose; threads are not checked afterwards"
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Which tests run over Ray: those marked ``with_ray`` too; with ``--kinds ray`` all that run over kinds, alone."""
+    alone = metafunc.config.getoption("--kinds") == "ray"
+    if not alone and metafunc.definition.get_closest_marker("with_ray") is None:
+        return
+    for name in OVER_KINDS.intersection(metafunc.fixturenames) if alone else ["make"]:
+        kinds = [RAY] if alone else [*KINDS, RAY]
+        group = pytest.mark.xdist_group("ray")
+        params = [pytest.param(kind, id=kind.name, marks=[group] if kind is RAY else []) for kind in kinds]
+        metafunc.definition.add_marker(pytest.mark.parametrize(name, params, indirect=True))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--kinds") == "ray":
+        for item in items:
+            why = NOT_OVER_RAY.get(getattr(item, "originalname", ""))
+            if why is not None:
+                item.add_marker(pytest.mark.skip(reason=why))
     limit = pytest.mark.timeout(120 + config.getoption("--soak"))
     for item in items:
         if item.get_closest_marker("soak") is not None:
@@ -82,11 +114,14 @@ class Resources(NamedTuple):
 
 
 def _resources(threads: bool = True) -> Resources:
+    rays = RaysOwn.now()
     return Resources(
-        _processes(),
-        frozenset(f"{t.name} {t.ident}" for t in threading.enumerate()) if threads else frozenset(),
-        _descriptors(),
-        _mappings(),
+        _processes(rays.pids),
+        frozenset(f"{t.name} {t.ident}" for t in threading.enumerate() if not rays.has_thread(t))
+        if threads
+        else frozenset(),
+        frozenset(fd for fd in _descriptors() if not rays.has_descriptor(fd)),
+        frozenset(mapping for mapping in _mappings() if not rays.has_mapping(mapping)),
         frozenset(name for name in os.listdir("/dev/shm") if not _used_by_others(f"/dev/shm/{name}")),
     )
 
@@ -122,8 +157,8 @@ _EARLIER = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit()
 """Processes that were there before the tests: whoever started those may leave them at any time."""
 
 
-def _processes() -> frozenset[str]:
-    """Our descendants, and the orphans of our session."""
+def _processes(others: frozenset[int]) -> frozenset[str]:
+    """Our descendants, and the orphans of our session, but for ``others``."""
     found = {s.pid: s for s in (_stat(int(name)) for name in os.listdir("/proc") if name.isdigit()) if s is not None}
     own = os.getpid()
     helpers = _helpers()
@@ -138,7 +173,7 @@ def _processes() -> frozenset[str]:
     orphans = {pid for pid in members if found[pid].parent not in members} - _EARLIER
     return frozenset(
         f"{s.name} pid {s.pid} state {s.state} parent {s.parent}"
-        for s in (found[pid] for pid in (family | orphans) - {own} - helpers)
+        for s in (found[pid] for pid in (family | orphans) - {own} - helpers - others)
     )
 
 
@@ -188,7 +223,7 @@ def nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash.get(_failed, False):
         return  # Its traceback holds what it used.
-    end = time.monotonic() + GRACE
+    end = time.monotonic() + (RAYS_GRACE if "ray" in sys.modules else GRACE)
     while True:
         gc.collect()
         left = _resources(check_threads).beyond(before)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import select
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +47,7 @@ VIEWS = Kind("views", {"type_": "process", "mp_ctx": "fork", "copy_on_get": Fals
 THREAD = Kind("thread", {"type_": "thread", "shared_memory": False, "copy_on_get": False})
 SPAWN = Kind("spawn", {"type_": "process", "mp_ctx": "spawn"})
 FORKSERVER = Kind("forkserver", {"type_": "process", "mp_ctx": "forkserver"})
+RAY = Kind("ray", {"type_": "ray"})
 
 LOCAL_KINDS = (FORK, MESSAGES, VIEWS, THREAD)
 PROCESS_KINDS = (FORK, MESSAGES, VIEWS, SPAWN, FORKSERVER)
@@ -113,6 +119,15 @@ def wait_until_only_open(sup: Supervisor, env_ids: set[int]) -> None:
         time.sleep(0.001)
 
 
+def wait_until_unread(child: Any) -> None:
+    """Return once a reply of a worker lies ready that nobody has read."""
+    process = getattr(child, "_process", None)
+    if process is not None:
+        assert select.select([process.reply_fd], [], [], 60)[0]
+    while process is None and not child._current.replies:
+        time.sleep(0.001)
+
+
 class Make(Protocol):
     """Builds an EnvSupervisor of one kind of worker, which is closed when the test ends.
 
@@ -127,11 +142,25 @@ class Make(Protocol):
     ) -> EnvSupervisor: ...
 
 
+def start_ray() -> None:
+    """Start a Ray that this process uses from then on, as a user may have done; it ends with the process."""
+    import ray
+
+    if not ray.is_initialized():
+        # Nothing that another Ray has left on this machine is to be used, or seen by it.
+        os.environ["RAY_TMPDIR"] = folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+
+
 class Maker:
     """The ``Make`` of one kind."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
+        if kind is RAY:
+            start_ray()
         self._made: list[EnvSupervisor] = []
 
     def __call__(

@@ -47,6 +47,7 @@ def plain(value: Any) -> Any:
 # -- rows --
 
 
+@pytest.mark.with_ray
 def test_it_is_a_tuple_of_five_and_a_mask(make: Make) -> None:
     sup = make(scripted(3))
     sup.launch()

@@ -50,6 +50,7 @@ def test_attribute_that_env_ref_has_read_while_closed_is_an_assertion_error(make
         sup.length  # noqa: B018
 
 
+@pytest.mark.with_ray
 def test_attribute_is_read_from_all_workers_in_order(make: Make) -> None:
     sup = make([partial(ScriptedEnv, length=n) for n in (4, 5, 6)])
     sup.launch()

@@ -36,7 +36,20 @@ from helpers_failures import (
     wait_until,
     wait_until_gone,
 )
-from support import FORK, FORKSERVER, SPAWN, THREAD, Kind, Make, Maker, abnormal, error_of, in_thread, observation_of
+from support import (
+    FORK,
+    FORKSERVER,
+    SPAWN,
+    THREAD,
+    Kind,
+    Make,
+    Maker,
+    abnormal,
+    error_of,
+    in_thread,
+    observation_of,
+    wait_until_unread,
+)
 
 from envsup import ChildType, EnvState, EnvSupervisor, SendPayload, Supervisor
 from envsup.errors import RemoteTraceback, SupervisorClosed, WorkerDied
@@ -601,8 +614,7 @@ def test_dead_worker_with_a_reply_that_is_unread(make_process: Make) -> None:
     sup = make_process([partial(Obliging, length=50)] * 2)
     sup.launch()
     sup.step({0: 9}, block=False)
-    process = sup._children[0]._process  # type: ignore[attr-defined]
-    assert select.select([process.reply_fd], [], [], 60)[0]
+    wait_until_unread(sup._children[0])
     kill_idle(sup, 0)
     payload = sup.recv(timeout=30)
     assert payload.err is None

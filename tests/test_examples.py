@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,16 @@ def test_async_rollout(tmp_path: Path) -> None:
     assert min(taken) > 0
     assert sum(taken) == 400
     assert re.search(r"^400 steps in [\d.]+ s: [\d,]+ steps/s of 727 possible$", output, re.M)
+
+
+@pytest.mark.xdist_group("ray")
+def test_ray_rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:  # The paths of sockets have to be short.
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+        output = run("ray_rollout.py", tmp_path, "--num-envs", "3", "--rounds", "40", "--step-seconds", "0.001")
+    assert re.search(r"^node \w{8}: 3 environments$", output, re.M)
+    assert re.search(r"^120 steps in [\d.]+ s: [\d,]+ steps/s, \d+ episodes, 0 failed steps$", output, re.M)
 
 
 def test_crash_and_renew(tmp_path: Path) -> None:

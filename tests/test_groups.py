@@ -26,6 +26,7 @@ def every(action: Any, ids: Sequence[int] = range(5)) -> dict[int, Any]:
     return dict.fromkeys(ids, action)
 
 
+@pytest.mark.with_ray
 def test_each_environment_gets_its_own_action_and_observation(make: Make) -> None:
     sup = make(ENVS, envs_per_child=2)
     sup.seed(10)
@@ -54,6 +55,7 @@ def test_a_step_that_raises_concerns_its_environment_alone(make: Make) -> None:
     assert [obs.tolist()[1:3] for obs in sup.ready_obs] == [[0, 2], [0, 2], [1, 0], [0, 2], [0, 2]]
 
 
+@pytest.mark.with_ray
 def test_a_reset_that_raises_renews_its_environment_alone(make: Make) -> None:
     sup = make(ENVS, envs_per_child=5, retry_type="renew", max_try=2)
     sup.launch()

@@ -140,6 +140,7 @@ def test_launch_passes_reset_parameters_on(make_local: Make, param: Any) -> None
     assert sup.resets == [[{"a": 1}], [{"a": 2}]]
 
 
+@pytest.mark.with_ray
 def test_launch_sends_seed_then_replay_path_then_reset(make: Make, tmp_path: Path) -> None:
     """So that the first episode is recorded."""
     logs = [tmp_path / "0", tmp_path / "1"]

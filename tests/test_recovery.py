@@ -177,6 +177,7 @@ def test_workers_killed_at_random_change_nothing(kind: Kind, kwargs: dict[str, A
     assert lives > len(sup._children) + 2
 
 
+@pytest.mark.with_ray
 def test_every_episode_has_a_seed_of_its_own(make: Make) -> None:
     sup = make(scripted(2, length=1), recover="replay")
     sup.seed(5)

@@ -99,6 +99,7 @@ def test_resets_of_a_launch_come_too(make_local: Make) -> None:
     assert sup.ready_obs_id == [0, 1, 2]
 
 
+@pytest.mark.with_ray
 def test_timestep_that_ends_an_episode_and_the_reset_are_two_payloads(make: Make) -> None:
     sup = make(scripted(1, length=1))
     sup.launch()
@@ -162,6 +163,7 @@ def test_several_replies_of_one_environment_are_one(make_local: Make, clock: Clo
     assert [p.proc_id for p in payloads] == [0, 0, 0, 1]
 
 
+@pytest.mark.with_ray
 def test_min_envs_of_all_is_a_round(make: Make) -> None:
     sup = make(scripted(4, length=50), envs_per_child=2)
     sup.launch()

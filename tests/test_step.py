@@ -153,6 +153,7 @@ def test_leaves_are_ndarrays_and_scalars_0d(make: Make) -> None:
 # -- done --
 
 
+@pytest.mark.with_ray
 def test_list_returns_after_the_automatic_resets_have_come_back(make: Make) -> None:
     sup = make(scripted(2, length=2))
     sup.launch()
@@ -209,6 +210,7 @@ def test_failed_step_gives_nones_and_abnormal_and_resets(make_local: Make, kwarg
     assert sup.ready_obs.tolist() == [[-1, 1, 0, 0], [-1, 0, 1, 4]]
 
 
+@pytest.mark.with_ray
 def test_failed_step_has_the_workers_traceback_as_cause(make: Make) -> None:
     sup = make()
     sup.launch()
@@ -315,6 +317,7 @@ def test_each_action_is_answered_exactly_once(make_local: Make) -> None:
             break
 
 
+@pytest.mark.with_ray
 def test_several_requests_in_flight_for_one_env_keep_their_own_data(make: Make) -> None:
     sup = make(scripted(1, length=100))
     sup.launch()

@@ -8,11 +8,11 @@ import queue
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import pytest
-from support import Clock, in_thread, wait_until_waiting
+from support import RAY, Clock, Kind, in_thread, start_ray, wait_until_waiting
 from worlds import Counter
 
 from envsup import RecvPayload, SendPayload, ShmBuffer, Supervisor
@@ -22,6 +22,13 @@ MakeSupervisor = Callable[..., Supervisor]
 """``(*inits)``: a supervisor with these registered, by default two Counters that start at 0 and 100."""
 
 COUNTERS = (partial(Counter, 0), partial(Counter, 100))
+
+
+def _kind(name: Union[str, Kind]) -> list[str]:
+    """What a supervisor has to be given for workers of a kind."""
+    if name is RAY:
+        start_ray()
+    return ["ray"] if name is RAY else ["thread"] if name == "thread" else ["process", str(name)]
 
 
 def _maker(*args: str) -> Iterator[MakeSupervisor]:
@@ -46,13 +53,13 @@ def _maker(*args: str) -> Iterator[MakeSupervisor]:
 @pytest.fixture(params=["fork", "thread", "spawn", "forkserver"])
 def make_sup(request: pytest.FixtureRequest) -> Iterator[MakeSupervisor]:
     """Generic supervisors of every kind of worker."""
-    yield from _maker(*(["thread"] if request.param == "thread" else ["process", request.param]))
+    yield from _maker(*_kind(request.param))
 
 
 @pytest.fixture(params=["fork", "thread"])
 def make_near(request: pytest.FixtureRequest) -> Iterator[MakeSupervisor]:
     """Those whose workers share what the test holds."""
-    yield from _maker(*(["thread"] if request.param == "thread" else ["process", "fork"]))
+    yield from _maker(*_kind(request.param))
 
 
 @pytest.fixture

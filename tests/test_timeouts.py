@@ -236,7 +236,7 @@ def has_arrived(sup: EnvSupervisor, env_id: int) -> bool:
     child: Any = sup._children[env_id]
     if any(payload.proc_id == env_id for payload in sup._inbox.payloads.values()):
         return True
-    if hasattr(child, "_process"):
+    if getattr(child, "_process", None) is not None:
         return bool(select.select([child._process.reply_fd], [], [], 0)[0])
     return bool(child._current.replies)
 

@@ -1,0 +1,365 @@
+"""Workers that are actors of Ray: what is particular to them.  What all workers share: pytest --kinds ray."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+from helpers_failures import wait_until
+from support import RAY, Make, Maker, abnormal, error_of, scripted, step
+
+from envsup import EnvSupervisor
+from envsup.errors import WorkerDied, WorkerTimeout
+from envsup.meter import Meters
+from envsup.ray_child import _Life, reason_of
+from envsup.ray_cluster import HeadWatch, address_for, answers, connection, head_patience
+from envsup.ray_worker import RelayedMeters, tell
+from envsup.testing import ScriptedEnv
+
+ray = pytest.importorskip("ray")
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture
+def make_ray() -> Iterator[Make]:
+    """Builds supervisors of actors of a Ray that runs already."""
+    maker = Maker(RAY)
+    try:
+        yield maker
+    finally:
+        maker.close()
+
+
+def run_alone(program: str, *args: str, folder: Path, **environment: str) -> str:
+    """What a program of helpers_ray prints, which has a process and a Ray of its own."""
+    command = [sys.executable, str(HERE / "helpers_ray.py"), program, *args]
+    short = Path("/tmp") / f"ray{os.getpid()}-{program[:4]}"  # The paths of sockets must be.
+    short.mkdir()
+    path = os.pathsep.join(filter(None, (str(HERE.parent), os.environ.get("PYTHONPATH"))))
+    env = {**os.environ, "PYTHONPATH": path, "RAY_TMPDIR": str(short), "RAY_AUTH_MODE": "disabled", **environment}
+    try:
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=110, check=False)
+    finally:
+        subprocess.run(["rm", "-rf", str(short)], check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+# -- a Ray of its own, and clusters --
+
+
+def test_ray_is_started_and_ended_with_the_supervisors_that_use_it(tmp_path: Path) -> None:
+    run_alone("started_and_ended", folder=tmp_path)
+
+
+def test_every_action_is_answered_once_when_a_node_goes_away(tmp_path: Path) -> None:
+    health = {"initial_delay_ms": "0", "period_ms": "1000", "timeout_ms": "1000", "failure_threshold": "3"}
+    limits = {f"RAY_health_check_{name}": value for name, value in health.items()}
+    run_alone("node_removed", folder=tmp_path, **limits)
+
+
+def test_lost_head_ends_the_run_before_ray_ends_the_process(tmp_path: Path) -> None:
+    limit = {"RAY_gcs_rpc_server_reconnect_timeout_s": "10"}
+    assert "alive" in run_alone("head_lost", "11", folder=tmp_path, **limit)
+
+
+# -- placement --
+
+
+class Placed(ScriptedEnv):
+    """Tells what its actor was given."""
+
+    @property
+    def cpus(self) -> float:
+        return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0))
+
+    @property
+    def variable(self) -> Optional[str]:
+        return os.environ.get("ENVSUP_TEST")
+
+
+def test_options_are_those_of_each_actor(make_ray: Make) -> None:
+    options = [{"num_cpus": 0.5}, {"num_cpus": 0.25, "runtime_env": {"env_vars": {"ENVSUP_TEST": "yes"}}}]
+    sup = make_ray([Placed] * 2, ray_options=options)
+    sup.launch()
+    assert sup.cpus == [0.5, 0.25]
+    assert sup.variable == [None, "yes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([{}], "1 ray_options for 2"),
+        ({"max_restarts": 3}, "cannot set max_restarts"),
+        ([{}, 7], "not 7"),
+    ],
+)
+def test_bad_options_raise(make_ray: Make, options: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make_ray(ray_options=options)
+
+
+def test_environments_of_one_actor_cannot_differ(make_ray: Make) -> None:
+    with pytest.raises(ValueError, match="share an actor"):
+        make_ray(envs_per_child=2, ray_options=[{"num_cpus": 1}, {"num_cpus": 2}])
+
+
+def test_options_are_for_ray_alone() -> None:
+    with pytest.raises(ValueError, match=r"ChildType\.RAY"):
+        EnvSupervisor(env_fn=scripted(1), ray_options={"num_cpus": 1})
+
+
+def test_without_ray_the_constructor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envsup.ray_cluster.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"envsup\[ray\]"):
+        EnvSupervisor(type_="ray", env_fn=scripted(1))
+
+
+def test_another_address_than_that_of_this_process_is_refused(make_ray: Make) -> None:
+    sup = make_ray(ray_address="127.0.0.1:1")
+    with pytest.raises(ValueError, match="is connected to the Ray at"):
+        sup.launch()
+    assert sup.closed
+
+
+# -- replies --
+
+
+class Pictures:
+    """Observes 256 KB, in one buffer that it uses again and again, or shares with others."""
+
+    shared = np.zeros(1 << 18, np.uint8)
+
+    def __init__(self, share: bool = False) -> None:
+        self.buffer = self.shared if share else np.zeros(1 << 18, np.uint8)
+        self.t = 0
+
+    def reset(self) -> Any:
+        return self.step(0)[0]
+
+    def step(self, action: int) -> Any:
+        self.buffer[:] = action
+        return self.buffer, 0.0, False, {"also": self.buffer[:8192]}
+
+
+def test_observations_are_views_of_the_object_store_or_copies(make_ray: Make) -> None:
+    for copies in (False, True):
+        sup = make_ray([Pictures], copy_on_get=copies)
+        sup.launch()
+        kept = [step(sup, [number])[0] for number in (1, 2, 3)]
+        assert [int(timestep.obs[-1]) for timestep in kept] == [1, 2, 3]
+        assert [int(timestep.info.also[0]) for timestep in kept] == [1, 2, 3]
+        assert all(np.asarray(timestep.obs).flags.writeable is copies for timestep in kept)
+        sup.close()
+
+
+def test_environments_of_one_actor_may_share_a_buffer(make_ray: Make) -> None:
+    sup = make_ray([partial(Pictures, share=True)] * 2, envs_per_child=2)
+    sup.launch()
+    assert sup.step_arrays([1, 2]).obs[:, -1].tolist() == [1, 2]
+
+
+def test_large_actions_arrive(make_ray: Make) -> None:
+    sup = make_ray([Pictures])
+    sup.launch()
+    assert int(step(sup, [np.full(1 << 18, 7, np.uint8)])[0].obs[-1]) == 7
+
+
+def test_environments_of_one_actor_share_a_call_a_round(make_ray: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sup = make_ray(scripted(4, length=100), envs_per_child=2)
+    sup.launch()
+    calls: list[bytes] = []
+    send = _Life.send
+
+    def counted(life: _Life, frame: bytes, waiting: Any = None) -> None:
+        calls.append(frame)
+        send(life, frame, waiting)
+
+    monkeypatch.setattr(_Life, "send", counted)
+    sup.step([1.0] * 4)
+    sup.step_arrays([1.0] * 4)
+    assert len(calls) == 4
+    sup.step([1.0] * 4, block=False)  # Each is answered as soon as it is done.
+    assert len(calls) == 8
+    assert sorted((payload.proc_id, payload.err) for payload in sup.recv_many(4)) == [(i, None) for i in range(4)]
+
+
+def test_figures_are_those_of_the_actor(make_ray: Make) -> None:
+    sup = make_ray(scripted(2, length=2), envs_per_child=2)
+    sup.launch()
+    for number in range(5):
+        sup.step([float(number), 10.0])
+    stats = sup.stats()
+    assert [(s.steps, s.episodes, s.last_length, s.last_return) for s in stats.values()] == [
+        (5, 2, 2, 5.0),
+        (5, 2, 2, 20.0),
+    ]
+    assert all(s.memory and s.memory > 1 << 20 for s in stats.values())
+
+
+def test_meters_that_are_told_by_notes_have_measured_the_same() -> None:
+    here, there, told = Meters(2), RelayedMeters(2), Meters(2)
+    for meters in (here, there):
+        for number in range(5):
+            for local in (0, 1):
+                meters.seconds[local] = 0.5 + number
+                meters.rewards[local].append(float(number))
+            if number == 3:
+                meters.ended.append(1)
+            meters.publish()
+            if number == 3:
+                meters.begin_episode(1)
+        meters.seconds[0] = 9.0
+        meters.publish_one(0, 1)
+    for note in there.notes:
+        tell(told, note)
+    assert bytes(told._cells) == bytes(here._cells)
+
+
+# -- failures --
+
+
+def test_actor_that_dies_idle_is_noticed_and_made_anew(make_ray: Make) -> None:
+    sup = make_ray(scripted(2, length=100))
+    sup.seed(5)
+    sup.launch(reset_param={0: {"level": 1}, 1: {}})
+    pid = sup.pid[0]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(sup._children[0].ended)
+    sup.reset({0: {"level": 2}})  # With max_try=1, a try that counted would end the run.
+    assert sup.pid[0] != pid
+    assert sup.resets[0] == [{"level": 2}]
+    assert sup.ready_obs[0].tolist() == [5, 0, 0, 0]
+    assert sup.stats()[0].restarts == 1
+
+
+def test_reset_right_after_a_death_does_not_count_as_a_try(make_ray: Make) -> None:
+    sup = make_ray(scripted(1))
+    sup.launch()
+    os.kill(sup.pid[0], signal.SIGKILL)
+    sup.reset()
+    assert sup.ready_obs_id == [0]
+
+
+def test_error_of_a_lost_actor_says_where_it_was(make_ray: Make) -> None:
+    sup = make_ray(scripted(2))
+    sup.launch()
+    pid = sup.pid[1]
+    first, second = step(sup, [1.0, "kill"])
+    error = error_of(second)
+    assert not abnormal(first)
+    assert isinstance(error, WorkerDied)
+    assert (error.pid, error.proc_ids, error.method, error.exit_code) == (pid, (1,), "step", None)
+    assert f"pid {pid} on " in error.message
+    assert isinstance(error.__cause__, ray.exceptions.RayActorError)
+
+
+def test_late_step_tells_where_it_is(make_ray: Make) -> None:
+    sup = make_ray(scripted(1), step_timeout=0.5, retry_type="renew", max_try=3)
+    sup.launch()
+    error = error_of(step(sup, ["hang"])[0])
+    assert isinstance(error, WorkerTimeout)
+    assert error.stack is not None
+    assert "_hang" in error.stack
+    assert sup.stats()[0].timeouts == 1
+    assert not abnormal(step(sup, [1.0])[0])
+
+
+class Unimportable:
+    """An environment of a module that an actor does not have."""
+
+    def __reduce__(self) -> Any:
+        return __import__, ("no_such_module",)
+
+    def __call__(self) -> ScriptedEnv:
+        return ScriptedEnv()
+
+
+def test_factory_that_cannot_be_imported_there_is_an_error_of_its_environment(make_ray: Make) -> None:
+    sup = make_ray([Unimportable()], max_try=2)
+    with pytest.raises(RuntimeError, match="no_such_module"):
+        sup.launch()
+
+
+def test_nothing_of_a_supervisor_that_nobody_closed_is_left() -> None:
+    sup = EnvSupervisor(type_="ray", env_fn=scripted(2))
+    sup.launch()
+    pids = sup.pid
+    del sup
+    gc.collect()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+    wait_until(lambda: not connection._members)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("died.\n\tpid: 7\nThe actor is dead because its node has died.", "its node has died."),
+        ("x Worker exit detail: End of file. Some common causes include: (1) ...", "End of file."),
+        ("temporarily unavailable", "temporarily unavailable"),
+    ],
+)
+def test_reason_of_a_death_is_one_line(text: str, reason: str) -> None:
+    assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
+
+
+# -- the head --
+
+
+def test_watch_says_once_that_the_head_is_gone() -> None:
+    lost = threading.Semaphore(0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        watch = HeadWatch(address, lost.release, 0.2)
+        assert not lost.acquire(timeout=0.6)
+    assert lost.acquire(timeout=20)
+    watch._thread.join(20)
+    assert not lost.acquire(blocking=False)
+    watch.stop()
+
+
+def test_patience_is_shorter_than_that_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_gcs_rpc_server_reconnect_timeout_s", raising=False)
+    assert head_patience() == 10
+    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "6")
+    assert head_patience() == 1.5
+
+
+def test_note_of_a_ray_that_has_ended_is_not_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert address_for(None) is None
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        noted = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(noted)
+        assert answers(noted)
+        assert address_for(None) is None
+    assert address_for(None) == "local"
+    assert address_for("auto") == "auto"
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert address_for(None) is None
+
+
+def test_ray_stays_as_the_user_has_it(make_ray: Make) -> None:
+    sup = make_ray(scripted(1))
+    sup.launch()
+    begin = time.monotonic()
+    sup.close()
+    assert time.monotonic() - begin < 9
+    assert ray.is_initialized()
