@@ -296,7 +296,9 @@ class EnvSupervisor(SteppingSupervisor):
         if reset_param is not None:
             assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
         params = self._reset_params(reset_param)
-        self._start_workers()
+        with self._lock:
+            assert self.closed, "Another thread is launching the env supervisor."
+            self._start_workers()
         owner = Waiting() if block else None
         try:
             with self._lock:

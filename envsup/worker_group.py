@@ -63,6 +63,7 @@ class WorkerGroup:
         self._lock: Any = threading.RLock()
         self._turn = threading.Condition(self._lock)
         self._polling = False
+        self._polling_thread = 0
         self._sleepers = 0
         self._deaths: dict[int, Exception] = {}
         self._suspects: set[Child] = set()
@@ -151,6 +152,8 @@ class WorkerGroup:
             while self._polling:
                 assert self._doorbell is not None
                 self._doorbell.ring()
+                if self._waits_below():
+                    break  # It goes on when the handler that closes has returned.
                 self._sleep(None)
             try:
                 stop_all(self._children, timeout, time.monotonic, self._gives_up)
@@ -300,9 +303,15 @@ class WorkerGroup:
                 return False
             polled = True
             if self._polling:
+                if self._waits_below():
+                    raise RuntimeError("a signal handler cannot wait for workers that the call below it waits for")
                 self._sleep(left)
             else:
                 self._poll(left)
+
+    def _waits_below(self) -> bool:
+        """Whether the thread that polls is this one: a signal handler has interrupted it there."""
+        return self._polling and self._polling_thread == threading.get_ident()
 
     def _check_owner(self) -> None:
         if self._running and self._owner != os.getpid():
@@ -339,8 +348,13 @@ class WorkerGroup:
             left = min(max(left, 0.0), LONGEST_WAIT)  # Pollers take what is negative for no limit.
         self._polling = True
         try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
+            self._polling_thread = threading.get_ident()
             self._lock.release()
             ready = poller.poll(left)
+        except (OSError, ValueError):
+            if self._running:
+                raise
+            ready = []  # A signal handler has closed everything.
         finally:
             try:
                 self._lock.acquire()

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers_failures import Obliging
-from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Make, abnormal, kinds
+from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Make, abnormal, in_thread, kinds, wait_until_waiting
 
-from envsup import EnvState
-from envsup.testing import ScriptedEnv
+from envsup import EnvState, EnvSupervisor
+from envsup.errors import SupervisorClosed
+from envsup.testing import Gate, ScriptedEnv
 
 # -- processes --
 
@@ -152,6 +156,90 @@ def test_close_by_what_is_collected_when_the_interpreter_ends(kind: str) -> None
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, "Exception ignored" in done.stderr, "Traceback" in done.stderr) == (0, False, False), done
+
+
+# -- signal handlers and threads --
+
+
+@contextlib.contextmanager
+def on_alarm(handler: Any) -> Iterator[None]:
+    """Handle SIGALRM by ``handler`` meanwhile."""
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def alarm_when_waiting(sup: EnvSupervisor) -> contextlib.AbstractContextManager[Any]:
+    """Signal the main thread once it waits."""
+
+    def alarm() -> None:
+        wait_until_waiting(sup)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+    return in_thread(alarm)
+
+
+@kinds(FORK, MESSAGES, THREAD)
+def test_handler_that_closes_while_a_step_waits(make_of: Make) -> None:
+    """It waited for the call that it had interrupted, for ever (SIGTERM of a cluster's scheduler, whose handler closes
+    the environments: Stable-Baselines3's and RLlib's preemption).
+    """
+    with Gate() as gate:
+        sup = make_of([partial(ScriptedEnv, gate=gate)] * 2)
+        sup.launch()
+        with on_alarm(lambda *_: sup.close(0.1)), alarm_when_waiting(sup), pytest.raises(SupervisorClosed):
+            sup.step(["hang", 1])
+        assert sup.closed
+        gate.release()
+        sup.launch()
+        assert not any(map(abnormal, sup.step([1, 1])))
+
+
+@kinds(FORK, THREAD)
+def test_handler_that_steps_while_a_step_waits(make_of: Make) -> None:
+    """A sibling: it waited for the call below it to find its replies."""
+    told: list[BaseException] = []
+    made: list[EnvSupervisor] = []
+
+    def handler(*_: Any) -> None:
+        try:
+            made[0].step({1: 1})
+        except RuntimeError as error:
+            told.append(error)
+        gate.release()
+
+    with Gate() as gate, on_alarm(handler):
+        sup = make_of([partial(ScriptedEnv, length=50, gate=gate)] * 2)
+        made.append(sup)
+        sup.launch()
+        with alarm_when_waiting(sup):
+            assert not abnormal(sup.step({0: "hang"})[0])
+        assert "signal handler" in str(told[0])
+        assert not any(map(abnormal, sup.step([1, 1])))
+
+
+def test_two_threads_that_launch(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both began to start workers, and neither came back (gym's vector environments: not safe for threads either)."""
+    entered, released = threading.Semaphore(0), threading.Event()
+    sup = make_local()
+    check = sup._check_limits
+
+    def slow_check() -> None:
+        entered.release()
+        released.wait(60)
+        check()
+
+    monkeypatch.setattr(sup, "_check_limits", slow_check)
+    with in_thread(sup.launch) as first:
+        assert entered.acquire(timeout=60)
+        with in_thread(sup.launch) as second:
+            assert not entered.acquire(timeout=0.05)
+            released.set()
+    assert first == [None]
+    assert isinstance(second[0], AssertionError)
+    assert not any(map(abnormal, sup.step([1, 1])))
 
 
 # -- names and attributes --
