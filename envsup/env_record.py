@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Optional
 
-from envsup.child import Child, Request
+from envsup.child import Child
 from envsup.episode_log import EpisodeLog
 from envsup.lifecycle import Action, Event
 from envsup.payload import RecvPayload, SendPayload
+from envsup.request import Request
 from envsup.waiting import SILENT, Waiting
 
 

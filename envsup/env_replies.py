@@ -6,12 +6,13 @@ from typing import Any, Iterator, Optional, Sequence, Union
 
 from envsup.arena import DONE, EXTRA, FAILED, OBS, UNBUILT
 from envsup.budget import WaitingTime
-from envsup.child import BUILD_METHOD, Child, Request
+from envsup.child import Child
 from envsup.env_record import EnvPayload, EnvRecord
 from envsup.history import History, short
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, Policy, after_step
 from envsup.payload import RecvPayload, SendPayload
 from envsup.ready import ReadyObservations
+from envsup.request import BUILD_METHOD, Request
 from envsup.rounds import RoundPlan
 from envsup.slots import Slots
 from envsup.spaces import ABSENT

@@ -8,13 +8,14 @@ from typing import Any, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.child import Child, Request
+from envsup.child import Child
 from envsup.env_record import EnvRecord
 from envsup.env_replies import EnvReplies
 from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET
 from envsup.lifecycle import Action, Event
 from envsup.payload import SendPayload
+from envsup.request import Request
 from envsup.rounds import Place, RoundPlan, Terms
 from envsup.values import copy_value
 from envsup.waiting import SILENT, Waiting

@@ -7,13 +7,14 @@ from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
 
-from envsup.child import Child, Request
+from envsup.child import Child
 from envsup.errors import WorkerSpent
 from envsup.history import History, StateChange, short
 from envsup.lifecycle import EnvState
 from envsup.payload import ChildType
 from envsup.poller import Poller
 from envsup.replaying import ReplayingSupervisor
+from envsup.request import Request
 from envsup.shm import Array
 from envsup.stats import EnvStats, MeterBlock
 from envsup.trace import TraceFile, now, own_row, traced_path

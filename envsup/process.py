@@ -12,7 +12,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 import numpy as np
 
 from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, are_plain, put_action
-from envsup.child import BUILD_METHOD, Child, Listener, Request
+from envsup.child import Child, Listener
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
     BUILD,
@@ -26,6 +26,7 @@ from envsup.frames import (
     StepForm,
 )
 from envsup.launch import WorkerProcess
+from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec
 from envsup.worker import Call, Failed, Hosted, dump, has_text
 

@@ -17,13 +17,14 @@ from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.child import BUILD_METHOD, Listener, Request
+from envsup.child import Listener
 from envsup.errors import WorkerDied
 from envsup.frames import BUILD, HEADER
 from envsup.meter import Meters
 from envsup.process import ChildProcess, load_data
 from envsup.ray_cluster import connection, import_ray
 from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
+from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec, pack_spec
 from envsup.waiting import Waiting
 from envsup.worker import Hosted

@@ -6,11 +6,12 @@ import math
 from typing import Iterator, Optional
 
 from envsup.budget import RestartLimit, waiting_time
-from envsup.child import BUILD_METHOD, Child, Request
+from envsup.child import Child
 from envsup.env_record import EnvPayload, EnvRecord
 from envsup.env_requests import EnvRequests
 from envsup.errors import WorkerDied, abnormal_info, headline
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, after_reset, after_step
+from envsup.request import BUILD_METHOD, Request
 from envsup.waiting import SILENT, Waiting
 
 

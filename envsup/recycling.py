@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Optional
 
 from envsup.budget import WorkerLimits
-from envsup.child import Request
 from envsup.env_record import EnvRecord
 from envsup.episode_seeds import derived_seed
 from envsup.errors import WorkerSpent
 from envsup.payload import SendPayload
 from envsup.recovery import RecoveringSupervisor
+from envsup.request import Request
 from envsup.waiting import Waiting
 
 _SECONDS_TO_LEAVE = 5.0

@@ -9,7 +9,7 @@ import logging
 from typing import Any, Iterator, Optional
 
 from envsup.arena import DONE, EXTRA, FAILED
-from envsup.child import Child, Request
+from envsup.child import Child
 from envsup.crash_files import CrashFiles
 from envsup.env_record import EnvRecord
 from envsup.episode_log import EpisodeLog, fingerprint
@@ -19,6 +19,7 @@ from envsup.history import short
 from envsup.lifecycle import Action, Failure
 from envsup.payload import SendPayload
 from envsup.recycling import RecyclingSupervisor
+from envsup.request import Request
 from envsup.waiting import SILENT
 
 logger = logging.getLogger("envsup")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Optional, Sequence
 
-from envsup.child import Child, Request
+from envsup.child import Child
 from envsup.payload import SendPayload
+from envsup.request import Request
 from envsup.waiting import Waiting
 
 

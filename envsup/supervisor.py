@@ -12,10 +12,11 @@ from multiprocessing.context import BaseContext
 from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 
 from envsup.arena import FAILED
-from envsup.child import BUILD_METHOD, Child, Request, close_timeout
+from envsup.child import Child, close_timeout
 from envsup.inbox import Inbox, Key
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.receive_all import ReceiveAll, RemainPayloads
+from envsup.request import BUILD_METHOD, Request
 from envsup.waiting import Waiting
 from envsup.worker import Hosted
 from envsup.worker_group import WorkerGroup

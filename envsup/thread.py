@@ -17,11 +17,12 @@ from functools import partial
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
-from envsup.child import Child, Listener, Request
+from envsup.child import Child, Listener
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
 from envsup.hosting import host_for
 from envsup.meter import Meters, Probe
+from envsup.request import Request
 from envsup.values import copy_value
 from envsup.waiting import Waiting
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text

@@ -1,45 +1,44 @@
-"""Workers of one kind, and one wait for all of them: what they write, how they end, what is late."""
+"""Workers of one kind: how they start, how they end, what is late."""
 
 from __future__ import annotations
 
 import math
 import os
-import threading
 import time
 import weakref
-from collections import deque
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Union
 
-from envsup.child import BUILD_METHOD, Child, Request, stop_all
+from envsup.child import Child, stop_all
 from envsup.descriptors import above_standard_streams
-from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
+from envsup.errors import WorkerDied, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
 from envsup.limits import check_descriptors
 from envsup.parent_ends import close_in_forked_children
 from envsup.payload import ChildType
-from envsup.poller import Poller, make_poller
+from envsup.poller import make_poller
 from envsup.process import ChildProcess
 from envsup.ray_child import ChildRay
+from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec
 from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
-from envsup.waiting import LONGEST_WAIT, Bell, Doorbell, LockBell
+from envsup.waiting import Doorbell, LockBell
+from envsup.waiting_loop import WaitingLoop
 from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
 DEFAULT_LAUNCH_TIMEOUT = 60.0
 
 
-class WorkerGroup:
-    """Starts and ends workers of one kind, and waits for what comes from them.
+class WorkerGroup(WaitingLoop):
+    """Starts and ends workers of one kind, and gives up what they do not answer in time.
 
-    A listener of its workers (``child.Listener``).  Any thread may use it while another waits; one of those that wait
-    polls.  What replies mean is up to the classes that build on this one.
+    A listener of its workers (``child.Listener``).  What replies mean is up to the classes that build on this one.
 
     Arguments:
-        type_: processes or threads.
+        type_: processes, threads or actors of Ray.
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
     """
 
@@ -52,32 +51,18 @@ class WorkerGroup:
     def __init__(
         self, type_: Union[ChildType, str] = ChildType.PROCESS, mp_ctx: Union[str, BaseContext, None] = None
     ) -> None:
+        super().__init__()
         self._type = ChildType(type_)
         self._start_method = start_method_of(mp_ctx)
         self._launch_timeout: Optional[float] = DEFAULT_LAUNCH_TIMEOUT
         self._children: list[Child] = []
         self._child_of: dict[int, Child] = {}
-        self._running = False
-        self._launches = 0
-        self.clock: Callable[[], float] = time.monotonic
-        self._lock: Any = threading.RLock()
-        self._turn = threading.Condition(self._lock)
-        self._polling = False
-        self._polling_thread = 0
-        self._sleepers = 0
         self._deaths: dict[int, Exception] = {}
-        self._suspects: set[Child] = set()
         self._gives_up = False
-        self._owner = -1
-        self._next_check = math.inf
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._rung: deque[Child] = deque()
         self._processes: set[WorkerProcess] = set()
         self._capture_stderr = False
         self._threads: Optional[ThreadLimit] = None
         self._patience = Patience()
-        self._poller: Optional[Poller] = None
-        self._doorbell: Optional[Bell] = None
         self._life_pipe: Optional[LifePipe] = None
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
         self._disconnect: Optional[Callable[[], None]] = None
@@ -201,30 +186,6 @@ class WorkerGroup:
     def process_ended(self, process: WorkerProcess) -> None:
         self._processes.discard(process)
 
-    def handle(self, fd: int, handler: Optional[Callable[[], None]], write: bool = False) -> None:
-        poller = self._poller
-        if poller is None:
-            return
-        if handler is None:
-            if self._handlers.pop(fd, None) is not None:
-                poller.forget(fd)
-            return
-        if fd not in self._handlers:
-            poller.watch(fd, write)
-        self._handlers[fd] = handler
-
-    def ring(self, child: Child, now: bool = True) -> None:
-        self._rung.append(child)
-        doorbell = self._doorbell
-        if now and doorbell is not None:
-            doorbell.ring()
-
-    def on_deadline(self, when: float) -> None:
-        if when < self._next_check:
-            self._next_check = when
-            if self._polling and self._doorbell is not None:
-                self._doorbell.ring()
-
     def on_fatal(self, error: RuntimeError) -> None:
         self._fatal = self._fatal or error
         doorbell = self._doorbell
@@ -258,139 +219,6 @@ class WorkerGroup:
     def _on_failed(self, request: Request, error: Exception) -> None:
         """A request will not be answered any more."""
         raise NotImplementedError
-
-    def _on_bell(self) -> None:
-        if self._doorbell is not None:
-            self._doorbell.answer()
-        self._receive_from_rung()
-
-    def _receive_from_rung(self) -> None:
-        rung = self._rung
-        while rung:
-            child = rung[0]
-            try:
-                child.receive()
-            except BaseException:
-                self._suspect(child)
-                raise
-            rung.popleft()
-
-    # -- waiting --
-
-    def _wait(self, ready: Callable[[], Any], timeout: Optional[float] = None) -> bool:
-        """Wait, with the lock held, until ``ready()`` is true; False if ``timeout`` seconds went by.
-
-        One thread polls, with the lock released; others wait for what it finds.
-        """
-        end = math.inf if timeout is None else self.clock() + timeout
-        if math.isnan(end):
-            raise ValueError(f"timeout is a number of seconds, not {timeout!r}")
-        self._check_owner()
-        launches = self._launches
-        polled = False
-        while True:
-            if self._suspects and self._running:
-                self._end_suspects()
-            if self._launches != launches:
-                raise SupervisorClosed("the supervisor was closed, and launched again")
-            if ready():
-                return True
-            self._raise_pending()
-            if not self._running:
-                raise SupervisorClosed("the supervisor is closed")
-            left = end - self.clock() if end < math.inf else None
-            if left is not None and left <= 0 and polled:
-                return False
-            polled = True
-            if self._polling:
-                if self._waits_below():
-                    raise RuntimeError("a signal handler cannot wait for workers that the call below it waits for")
-                self._sleep(left)
-            else:
-                self._poll(left)
-
-    def _waits_below(self) -> bool:
-        """Whether the thread that polls is this one: a signal handler has interrupted it there."""
-        return self._polling and self._polling_thread == threading.get_ident()
-
-    def _check_owner(self) -> None:
-        if self._running and self._owner != os.getpid():
-            raise SupervisorClosed(
-                f"the supervisor was launched by process {self._owner}, of which this one is a forked copy: "
-                "its workers answer that process alone"
-            )
-
-    def _wake(self) -> None:
-        """There is something for a thread that waits, and no worker has written."""
-        if self._polling and self._doorbell is not None:
-            self._doorbell.ring()
-
-    def _raise_pending(self) -> None:
-        """Raise what has to be raised by whichever call waits."""
-
-    def _sleep(self, left: Optional[float]) -> None:
-        self._sleepers += 1
-        try:
-            self._turn.wait(None if left is None else min(left, LONGEST_WAIT))
-        finally:
-            self._sleepers -= 1
-
-    def _poll(self, left: Optional[float]) -> None:
-        """Wait for something to happen, for ``left`` seconds at most, and see to it."""
-        poller = self._poller
-        assert poller is not None
-        if self._rung:
-            return self._receive_from_rung()  # Its bell may have been answered by a call that was interrupted.
-        if self._next_check < math.inf:
-            until_check = self._next_check - self.clock()
-            left = until_check if left is None else min(left, until_check)
-        if left is not None:
-            left = min(max(left, 0.0), LONGEST_WAIT)  # Pollers take what is negative for no limit.
-        self._polling = True
-        try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
-            self._polling_thread = threading.get_ident()
-            self._lock.release()
-            ready = poller.poll(left)
-        except (OSError, ValueError):
-            if self._running:
-                raise
-            ready = []  # A signal handler has closed everything.
-        finally:
-            try:
-                self._lock.acquire()
-            finally:
-                self._polling = False
-            if self._sleepers:
-                self._turn.notify_all()
-        if self._running:
-            self._dispatch(ready)
-            if self._next_check < math.inf and self.clock() >= self._next_check:
-                self._check_deadlines()
-        elif self._poller is not None:
-            self._turn.notify_all()
-
-    def _dispatch(self, ready: list[int]) -> None:
-        handlers = self._handlers
-        handler: Any = None
-        try:
-            for fd in ready:
-                handler = handlers.get(fd)
-                if handler is not None:
-                    handler()
-        except BaseException:
-            self._suspect(getattr(handler, "__self__", None))
-            raise
-
-    def _suspect(self, child: Any) -> None:
-        """An interrupt came while a worker was seen to: what it sent may be lost, what it needs may be half done."""
-        if isinstance(child, Child):
-            self._suspects.add(child)
-
-    def _end_suspects(self) -> None:
-        while self._suspects:
-            child = next(iter(self._suspects))
-            self._end_suspect(child)
-            self._suspects.discard(child)
 
     def _end_suspect(self, child: Child) -> None:
         method = child.open[0].method if child.open else None

@@ -19,7 +19,8 @@ from helpers_failures import InWorker, Obliging, all_pids, kill_idle, lines_of, 
 from support import Clock, Make, abnormal, error_of, in_thread, observation_of, wait_until_only_open
 
 from envsup import EnvState, EnvSupervisor, SendPayload, Supervisor
-from envsup.child import BUILD_METHOD, stop_all
+from envsup.child import stop_all
+from envsup.request import BUILD_METHOD
 from envsup.testing import Gate
 
 LONG = 50
