@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from helpers_failures import wait_until
 from support import RAY, Make, Maker, abnormal, error_of, scripted, step
+from worlds import Importer
 
 from envsup import EnvSupervisor
 from envsup.errors import WorkerDied, WorkerTimeout
@@ -135,6 +136,12 @@ def test_another_address_than_that_of_this_process_is_refused(make_ray: Make) ->
     with pytest.raises(ValueError, match="is connected to the Ray at"):
         sup.launch()
     assert sup.closed
+
+
+def test_actor_imports_what_its_environment_does(make_ray: Make) -> None:
+    sup = make_ray([partial(Importer, [])])
+    sup.launch()
+    assert sup.call("imported", "torch", "treetensor", "gym", "gymnasium", "numpy") == [["numpy"]]
 
 
 # -- replies --
