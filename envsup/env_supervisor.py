@@ -41,8 +41,8 @@ from envsup.envs import EnvironmentFactory
 from envsup.lifecycle import EnvRetryType, EnvState, Event, Policy
 from envsup.observed import traced
 from envsup.payload import ChildType, RecvPayload, SendPayload
-from envsup.ray_child import check_options, place
 from envsup.ray_cluster import import_ray
+from envsup.ray_options import check_options, place
 from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators

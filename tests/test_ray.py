@@ -325,6 +325,10 @@ def test_reason_of_a_death_is_one_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
 
 
+def test_ray_that_the_user_has_shut_down_ends_the_run(tmp_path: Path) -> None:
+    run_alone("shut_down_by_the_user", folder=tmp_path)
+
+
 # -- the head --
 
 
