@@ -135,9 +135,11 @@ class Connection:
         Raises:
             ImportError: if Ray is not installed.
             ConnectionError: if there is no Ray at the address.
-            ValueError: if this process is connected to another.
+            ValueError: if this process is connected to another, or the address is that of a Ray client.
         """
         ray = import_ray()
+        if (address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
+            raise ValueError("a Ray client (ray://) has no object store: run this on a machine of the cluster")
         with self._lock:
             if not ray.is_initialized():
                 ray.init(address=address_for(address), include_dashboard=False, logging_level=logging.WARNING)

@@ -131,6 +131,13 @@ def test_without_ray_the_constructor_says_what_to_install(monkeypatch: pytest.Mo
         EnvSupervisor(type_="ray", env_fn=scripted(1))
 
 
+def test_address_of_a_client_is_refused(make_ray: Make) -> None:
+    sup = make_ray(ray_address="ray://127.0.0.1:10001")
+    with pytest.raises(ValueError, match="Ray client"):
+        sup.launch()
+    assert sup.closed
+
+
 def test_another_address_than_that_of_this_process_is_refused(make_ray: Make) -> None:
     sup = make_ray(ray_address="127.0.0.1:1")
     with pytest.raises(ValueError, match="is connected to the Ray at"):
