@@ -37,8 +37,8 @@ from envsup.instances import Instances
 from envsup.lifecycle import EnvRetryType, Event, Policy
 from envsup.observed import traced
 from envsup.payload import ChildType
-from envsup.ray_child import check_options, place
 from envsup.ray_cluster import import_ray
+from envsup.ray_options import check_options, place
 from envsup.slots import COPY_SLOTS, VIEW_SLOTS, Slots
 from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators

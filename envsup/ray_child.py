@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from functools import partial
+from itertools import islice
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
 import numpy as np
@@ -23,6 +24,7 @@ from envsup.frames import BUILD, HEADER
 from envsup.meter import Meters
 from envsup.process import ChildProcess, load_data
 from envsup.ray_cluster import connection, import_ray
+from envsup.ray_options import OUR_OPTIONS
 from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
 from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec, pack_spec
@@ -34,15 +36,6 @@ _LENGTH_SIZE = 8  # Of what a packed spec begins with.
 
 PATIENCE = 0.2
 """Seconds for an actor to tell where it is, or that it lives."""
-
-OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD", "num_cpus": 0.001}
-"""Of an actor, where the user has not said otherwise.  Ray spreads evenly only what needs a resource, however little;
-what needs none, as its actors by default, goes to any node."""
-
-FIXED_OPTIONS = frozenset(
-    ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")
-)
-"""What actors are given here: an actor that Ray restarted by itself would be one without seed and episode."""
 
 
 class _Steps(NamedTuple):
@@ -89,7 +82,12 @@ class _Life:
             self.sent_early.append((frame, waiting))
         self._number += 1
         self._sent.append(self._number)
-        future = self.actor.handle.remote(frame).future()
+        try:
+            connection.check()
+            future = self.actor.handle.remote(frame).future()
+        except Exception as error:
+            self.replies[self._number] = error
+            return self._ring(True)
         future.add_done_callback(partial(self._on_reply, self._number, waiting))
 
     def _on_reply(self, number: int, waiting: Optional[Waiting], future: Any) -> None:
@@ -128,7 +126,7 @@ class _Life:
 
 def _abandon(actor: Any, sent: "deque[int]", owner: int) -> None:
     """The child is gone, and nobody has closed it."""
-    if os.getpid() != owner or connection.is_lost or not import_ray().is_initialized():
+    if os.getpid() != owner or not connection.is_usable():
         return
     if sent:
         connection.kill(actor)
@@ -261,8 +259,8 @@ class ChildRay(ChildProcess):
 
     def _load(self, status: int, body: bytes) -> tuple[int, Any]:
         (first,) = FIRST_BLOCK.unpack_from(body)
-        blocks = self._blocks[first:]
-        buffers = [bytearray(block) for block in blocks] if self.copies else blocks
+        blocks = islice(self._blocks, first, None)
+        buffers = map(bytearray, blocks) if self.copies else blocks  # Only its own are taken, and copied.
         return load_data(status, body[FIRST_BLOCK.size :], buffers)
 
     def _on_death(self, life: _Life, error: Optional[BaseException]) -> None:
@@ -317,7 +315,7 @@ class ChildRay(ChildProcess):
 
     def stack(self) -> tuple[Optional[str], str]:
         life = self._current
-        if life is None or life.place is None or connection.is_lost:
+        if life is None or life.place is None or not connection.is_usable():
             return None, ""
         ray = import_ray()
         try:
@@ -337,7 +335,7 @@ class ChildRay(ChildProcess):
             connection.kill(life.actor)
 
     def ask_to_stop(self) -> None:
-        if connection.is_lost:
+        if not connection.is_usable():
             self.kill()
         elif not self._closing and self._current is not None:
             self._closing = True
@@ -372,36 +370,3 @@ def reason_of(error: BaseException) -> str:
 def is_of_node(error: BaseException) -> bool:
     """Whether an actor was lost with its node, or with the way to it, as far as Ray says."""
     return isinstance(error, import_ray().exceptions.ActorUnavailableError) or "its node has died" in str(error)
-
-
-def check_options(given: Any, num_envs: int) -> list[Mapping[str, Any]]:
-    """What ``ray_options`` says for each environment.
-
-    Raises:
-        ValueError: if it is neither a mapping nor a sequence with one for each environment, or names what is fixed.
-    """
-    each = [given or {}] * num_envs if given is None or isinstance(given, Mapping) else list(given)
-    if len(each) != num_envs:
-        raise ValueError(f"there are {len(each)} ray_options for {num_envs} environments")
-    for options in each:
-        if options is not None and not isinstance(options, Mapping):
-            raise ValueError(f"ray_options are the options of an actor by name, not {options!r}")
-        fixed = FIXED_OPTIONS.intersection(options or ())
-        if fixed:
-            raise ValueError(f"ray_options cannot set {', '.join(sorted(fixed))}")
-    return [options or {} for options in each]
-
-
-def place(
-    children: Sequence[Any], each: Sequence[Mapping[str, Any]], address: Optional[str], copies: bool, threads: Any
-) -> None:
-    """Tell workers where they are to run; those of one actor have to agree.
-
-    Raises:
-        ValueError: if they do not.
-    """
-    for child in children:
-        options = each[child.proc_ids[0]]
-        if any(each[i] != options for i in child.proc_ids):
-            raise ValueError(f"the environments {child.proc_ids} share an actor, and their ray_options differ")
-        child.options, child.address, child.copies, child.threads = options, address, copies, threads

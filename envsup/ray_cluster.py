@@ -5,6 +5,7 @@ Ray itself has one connection for a process.  One that the user has made is used
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import logging
 import os
@@ -134,9 +135,11 @@ class Connection:
         Raises:
             ImportError: if Ray is not installed.
             ConnectionError: if there is no Ray at the address.
-            ValueError: if this process is connected to another.
+            ValueError: if this process is connected to another, or the address is that of a Ray client.
         """
         ray = import_ray()
+        if (address or os.environ.get("RAY_ADDRESS") or "").startswith("ray://"):
+            raise ValueError("a Ray client (ray://) has no object store: run this on a machine of the cluster")
         with self._lock:
             if not ray.is_initialized():
                 ray.init(address=address_for(address), include_dashboard=False, logging_level=logging.WARNING)
@@ -179,8 +182,22 @@ class Connection:
         self._is_ours = self.is_lost = False
         self._actor_class = None
 
+    def is_usable(self) -> bool:
+        """Whether Ray can be asked for anything."""
+        return not self.is_lost and bool(import_ray().is_initialized())
+
+    def check(self) -> None:
+        """Raise OSError if somebody has given the connection up: whatever uses Ray would make another by itself."""
+        if not self.is_usable():
+            raise OSError(errno.ENOTCONN, "this process is not connected to Ray any more")
+
     def actor_class(self) -> Any:
-        """The class of the actors, made once for a connection."""
+        """The class of the actors, made once for a connection.
+
+        Raises:
+            OSError: if there is no connection any more.
+        """
+        self.check()
         if self._actor_class is None:
             from envsup.ray_worker import GROUPS, EnvActor
 
@@ -189,11 +206,10 @@ class Connection:
 
     def kill(self, actor: Any) -> None:
         """End an actor at once, whatever it is doing."""
-        ray = import_ray()
-        if self.is_lost or not ray.is_initialized():
+        if not self.is_usable():
             return
         try:
-            ray.kill(actor)
+            import_ray().kill(actor)
         except Exception:
             logger.warning("An actor of Ray could not be ended.", exc_info=True)
 

@@ -105,5 +105,24 @@ def head_lost() -> None:
     cluster.shutdown()
 
 
+def shut_down_by_the_user() -> None:
+    """Ray is shut down under the supervisor: one error, no other Ray is started, and close does not raise."""
+    sup = EnvSupervisor(type_="ray", env_fn=located(1))
+    sup.launch()
+    ray.shutdown()
+    error = None
+    try:
+        sup.step([1.0])
+    except RuntimeError as raised:
+        error = raised
+    assert "not connected to Ray" in str(error.__cause__ if error else error), error
+    assert sup.closed
+    assert not ray.is_initialized()
+    sup.launch()
+    ray.shutdown()
+    sup.close()
+
+
 if __name__ == "__main__":
-    {"started_and_ended": started_and_ended, "node_removed": node_removed, "head_lost": head_lost}[sys.argv[1]]()
+    PROGRAMS = (started_and_ended, node_removed, head_lost, shut_down_by_the_user)
+    {program.__name__: program for program in PROGRAMS}[sys.argv[1]]()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import logging
 import os
 import select
@@ -10,6 +11,7 @@ import shutil
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -151,7 +153,12 @@ def start_ray() -> None:
         os.environ["RAY_TMPDIR"] = folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Older ones leave files to the garbage collector.
+            ray.init(
+                address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+            )
+            gc.collect()
 
 
 class Maker:

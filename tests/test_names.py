@@ -18,6 +18,7 @@ import envsup
 from envsup import (
     Child,
     ChildProcess,
+    ChildRay,
     ChildThread,
     ChildType,
     EnvRetryType,
@@ -133,9 +134,9 @@ def test_get_mp_ctx_is_cached_and_forks() -> None:
 
 
 def test_type_mapping_maps_kinds_to_child_classes() -> None:
-    assert {ChildType.PROCESS: ChildProcess, ChildType.THREAD: ChildThread} == Supervisor.TYPE_MAPPING
-    assert issubclass(ChildProcess, Child)
-    assert issubclass(ChildThread, Child)
+    classes = {ChildType.PROCESS: ChildProcess, ChildType.THREAD: ChildThread, ChildType.RAY: ChildRay}
+    assert classes == Supervisor.TYPE_MAPPING
+    assert all(issubclass(child, Child) for child in classes.values())
     assert issubclass(EnvSupervisor, Supervisor)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from helpers_failures import wait_until
 from support import RAY, Make, Maker, abnormal, error_of, scripted, step
+from worlds import Importer
 
 from envsup import EnvSupervisor
 from envsup.errors import WorkerDied, WorkerTimeout
@@ -130,11 +131,24 @@ def test_without_ray_the_constructor_says_what_to_install(monkeypatch: pytest.Mo
         EnvSupervisor(type_="ray", env_fn=scripted(1))
 
 
+def test_address_of_a_client_is_refused(make_ray: Make) -> None:
+    sup = make_ray(ray_address="ray://127.0.0.1:10001")
+    with pytest.raises(ValueError, match="Ray client"):
+        sup.launch()
+    assert sup.closed
+
+
 def test_another_address_than_that_of_this_process_is_refused(make_ray: Make) -> None:
     sup = make_ray(ray_address="127.0.0.1:1")
     with pytest.raises(ValueError, match="is connected to the Ray at"):
         sup.launch()
     assert sup.closed
+
+
+def test_actor_imports_what_its_environment_does(make_ray: Make) -> None:
+    sup = make_ray([partial(Importer, [])])
+    sup.launch()
+    assert sup.call("imported", "torch", "treetensor", "gym", "gymnasium", "numpy") == [["numpy"]]
 
 
 # -- replies --
@@ -316,6 +330,10 @@ def test_nothing_of_a_supervisor_that_nobody_closed_is_left() -> None:
 )
 def test_reason_of_a_death_is_one_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
+
+
+def test_ray_that_the_user_has_shut_down_ends_the_run(tmp_path: Path) -> None:
+    run_alone("shut_down_by_the_user", folder=tmp_path)
 
 
 # -- the head --
