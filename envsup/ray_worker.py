@@ -11,7 +11,7 @@ import struct
 import sys
 import threading
 import traceback
-from typing import Any, Callable, Iterable, NamedTuple, Optional, Union
+from typing import Any, Iterable, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -147,10 +147,20 @@ class CallServer(PipeServer):
     def _dump_apart(self, value: Any) -> bytes:
         first = len(self._blocks)
         try:
-            return FIRST_BLOCK.pack(first) + _dump(value, self._keep_apart)
+            return FIRST_BLOCK.pack(first) + self._dump(value, first)
         except BaseException:
             del self._blocks[first:]
             raise
+
+    def _dump(self, value: Any, first: int) -> bytes:
+        try:
+            return pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=self._keep_apart)
+        except Exception:
+            import cloudpickle
+
+            del self._blocks[first:]  # It begins again, and keeps the same arrays apart.
+            pickled: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=self._keep_apart)
+            return pickled
 
     def _keep_apart(self, buffer: pickle.PickleBuffer) -> bool:
         """For pickle: whether to pickle a buffer by value."""
@@ -160,16 +170,6 @@ class CallServer(PipeServer):
         block = np.frombuffer(raw, np.uint8)
         self._blocks.append(block.copy() if self._copies else block)
         return False
-
-
-def _dump(value: Any, keep_apart: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=keep_apart)
-    except Exception:
-        import cloudpickle
-
-        pickled: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL, buffer_callback=keep_apart)
-        return pickled
 
 
 class EnvActor:

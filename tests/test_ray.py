@@ -188,6 +188,26 @@ def test_environments_of_one_actor_may_share_a_buffer(make_ray: Make) -> None:
     assert sup.step_arrays([1, 2]).obs[:, -1].tolist() == [1, 2]
 
 
+class Explained:
+    """Has large arrays before and behind a function, which pickle leaves to cloudpickle."""
+
+    def reset(self) -> Any:
+        return np.zeros(8192, np.uint8)
+
+    def step(self, action: int) -> Any:
+        numbers = [np.full(8192, action + place, np.uint8) for place in range(3)]
+        return numbers[0], 0.0, False, {"before": numbers[1], "why": lambda: action, "behind": numbers[2]}
+
+
+def test_large_arrays_around_what_pickle_cannot_do_are_not_mixed_up(make_ray: Make) -> None:
+    # What pickle had kept apart before it failed used to count as well: later arrays were those before them.
+    sup = make_ray([Explained] * 2, envs_per_child=2)
+    sup.launch()
+    for timestep in step(sup, [1, 1]):
+        assert [int(a[0]) for a in (timestep.obs, timestep.info.before, timestep.info.behind)] == [1, 2, 3]
+        assert timestep.info.why.item()() == 1
+
+
 def test_large_actions_arrive(make_ray: Make) -> None:
     sup = make_ray([Pictures])
     sup.launch()
