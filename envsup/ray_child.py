@@ -6,7 +6,6 @@ beside them, which Ray passes through its object store.
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import threading
@@ -23,7 +22,7 @@ from envsup.errors import WorkerDied
 from envsup.frames import BUILD, HEADER
 from envsup.meter import Meters
 from envsup.process import ChildProcess, load_data
-from envsup.ray_cluster import connection, import_ray
+from envsup.ray_cluster import Session, connection, import_ray
 from envsup.ray_options import OUR_OPTIONS
 from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
 from envsup.request import BUILD_METHOD, Request
@@ -51,14 +50,17 @@ class _Life:
     Attributes:
         place: where it runs, None before it was built.
         replies: by the number of the call, what it returned or raised.
+        is_begun: whether Ray has found a place for it, and begun it there.
         sent_early: what it was sent before it was built.
         fate: why it has ended, as soon as that is known.
         over: set when it has ended.
     """
 
-    def __init__(self, child: "ChildRay", actor: Any) -> None:
+    def __init__(self, child: "ChildRay", actor: Any, session: Session) -> None:
         self.actor = actor
+        self.session = session
         self.place: Optional[Place] = None
+        self.is_begun = False
         self.memory: Optional[int] = None
         self.replies: dict[int, Any] = {}
         self.sent_early: list[tuple[bytes, Optional[Waiting]]] = []
@@ -68,8 +70,9 @@ class _Life:
         self._child = weakref.ref(child)
         self._sent: deque[int] = deque()
         self._number = 0
-        self.finalizer = weakref.finalize(child, _abandon, actor, self._sent, os.getpid())
+        self.finalizer = weakref.finalize(child, _abandon, actor, self._sent, session)
         self.finalizer.atexit = False
+        self.aside(actor.ping).future().add_done_callback(self._on_begun)
         self.aside(actor.hold).future().add_done_callback(self._on_end)
 
     @staticmethod
@@ -80,10 +83,11 @@ class _Life:
     def send(self, frame: bytes, waiting: Optional[Waiting] = None) -> None:
         if self.place is None:
             self.sent_early.append((frame, waiting))
+        if not self.session.is_usable():
+            return  # Whoever waits has been told.
         self._number += 1
         self._sent.append(self._number)
         try:
-            connection.check()
             future = self.actor.handle.remote(frame).future()
         except Exception as error:
             self.replies[self._number] = error
@@ -96,6 +100,10 @@ class _Life:
         self.replies[number] = future.result() if error is None else error
         now = waiting is None or waiting.arrive()
         self._ring(now or error is not None)
+
+    def _on_begun(self, future: Any) -> None:
+        """Runs in a thread of Ray's."""
+        self.is_begun = self.is_begun or future.exception() is None
 
     def _on_end(self, future: Any) -> None:
         """Runs in a thread of Ray's."""
@@ -124,13 +132,11 @@ class _Life:
         self.actor.leave.remote().future().add_done_callback(lambda _: self.over.set())
 
 
-def _abandon(actor: Any, sent: "deque[int]", owner: int) -> None:
+def _abandon(actor: Any, sent: "deque[int]", session: Session) -> None:
     """The child is gone, and nobody has closed it."""
-    if os.getpid() != owner or not connection.is_usable():
-        return
     if sent:
-        connection.kill(actor)
-    else:
+        session.kill(actor)
+    elif session.is_usable():
         actor.leave.remote(True)
 
 
@@ -153,13 +159,17 @@ class ChildRay(ChildProcess):
         self.address: Optional[str] = None
         self.copies = True
         self.threads: Optional[ThreadLimit] = None
+        self.session: Optional[Session] = None
         self._current: Optional[_Life] = None
         self._blocks: Sequence[Any] = ()
         self._is_foreign = True
 
     @classmethod
     def connect(cls, children: Sequence["ChildRay"], listener: Listener) -> Optional[Callable[[], None]]:
-        return connection.join(listener, children[0].address if children else None)
+        session, leave = connection.join(listener, children[0].address if children else None)
+        for child in children:
+            child.session = session
+        return leave
 
     @property
     def pid(self) -> Optional[int]:
@@ -172,14 +182,17 @@ class ChildRay(ChildProcess):
 
     def _start(self) -> None:
         self._closing = False
-        self._current = life = _Life(self, self._new_actor())
+        self._current = life = self._new_life()
         self.alive = True
         for local in range(len(self.hosted)):
             life.send(HEADER.pack(BUILD, 0, local, 0, 0))
 
-    def _new_actor(self) -> Any:
+    def _new_life(self) -> _Life:
+        assert self.session is not None
+        self.session.check()
         options = {**OUR_OPTIONS, **self.options}
-        return connection.actor_class().options(**options).remote(*self._arguments())
+        actor = self.session.actor_class().options(**options).remote(*self._arguments())
+        return _Life(self, actor, self.session)
 
     def _arguments(self) -> tuple[bytes, list[str]]:
         """Of the actor's constructor."""
@@ -190,9 +203,9 @@ class ChildRay(ChildProcess):
 
     def _place_anew(self, lost: _Life) -> None:
         """The node went away where the actor was to be: nothing of what it was sent has been begun."""
-        connection.kill(lost.actor)
+        lost.session.kill(lost.actor)
         lost.finalizer.detach()
-        self._current = life = _Life(self, self._new_actor())
+        self._current = life = self._new_life()
         for frame, waiting in lost.sent_early:
             life.send(frame, waiting)
 
@@ -236,7 +249,7 @@ class ChildRay(ChildProcess):
                 return
             if not isinstance(reply, BaseException):
                 self._take_reply(life, reply)
-            elif life.place is None and is_of_node(reply):
+            elif life.place is None and is_of_node(reply) and life.session.is_usable():
                 self._place_anew(life)
             else:
                 self._on_death(life, reply)
@@ -249,7 +262,7 @@ class ChildRay(ChildProcess):
             notes, place, memory = pickle.loads(data[NOTES_LENGTH.size : start])
             life.memory = memory or life.memory
             if place is not None:
-                life.place = place
+                life.place, life.is_begun = place, True
                 life.sent_early.clear()
             for note in notes:
                 tell(life.meters, note)
@@ -298,7 +311,7 @@ class ChildRay(ChildProcess):
     def doomed(self) -> bool:
         """Whether it has ended; one that has nothing to do is asked."""
         life = self._current
-        if life is None or life.fate is not None:
+        if life is None or life.fate is not None or not life.session.is_usable():
             return True
         return not self.open and life.place is not None and not self._lives(life)
 
@@ -315,13 +328,19 @@ class ChildRay(ChildProcess):
 
     def stack(self) -> tuple[Optional[str], str]:
         life = self._current
-        if life is None or life.place is None or not connection.is_usable():
+        if life is None or not life.session.is_usable():
             return None, ""
+        if not life.is_begun:
+            return None, f"Ray has found no room for its actor yet, or not begun it: it asks for {self._asks_for()}"
         ray = import_ray()
         try:
             return ray.get(life.aside(life.actor.stack), timeout=PATIENCE), ""
         except ray.exceptions.RayError:
             return None, ""
+
+    def _asks_for(self) -> str:
+        options = {**OUR_OPTIONS, **self.options}
+        return ", ".join(f"{name}={value!r}" for name, value in sorted(options.items()))
 
     def last_stderr(self) -> Optional[str]:
         return None
@@ -332,14 +351,17 @@ class ChildRay(ChildProcess):
         if life is not None:
             life.finalizer.detach()
             life.meters.detach()
-            connection.kill(life.actor)
+            life.session.kill(life.actor)
 
     def ask_to_stop(self) -> None:
-        if not connection.is_usable():
-            self.kill()
-        elif not self._closing and self._current is not None:
+        life = self._current
+        if life is None or self._closing:
+            return
+        if life.is_begun and life.session.is_usable():
             self._closing = True
-            self._current.leave()
+            life.leave()
+        else:
+            self.kill()  # There is nothing to be closed in it, or no way to it.
 
     def stopped(self) -> bool:
         life = self._current
@@ -349,7 +371,7 @@ class ChildRay(ChildProcess):
 
     def terminate(self) -> None:
         if self._current is not None:
-            connection.kill(self._current.actor)
+            self._current.session.kill(self._current.actor)
 
     @staticmethod
     def wait_stopped(children: Sequence[Any], timeout: float) -> None:

@@ -25,7 +25,7 @@ from envsup import EnvSupervisor
 from envsup.errors import WorkerDied, WorkerTimeout
 from envsup.meter import Meters
 from envsup.ray_child import _Life, reason_of
-from envsup.ray_cluster import HeadWatch, address_for, answers, connection, head_patience
+from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
 from envsup.ray_worker import RelayedMeters, tell
 from envsup.testing import ScriptedEnv
 
@@ -66,6 +66,10 @@ def run_alone(program: str, *args: str, folder: Path, **environment: str) -> str
 
 def test_ray_is_started_and_ended_with_the_supervisors_that_use_it(tmp_path: Path) -> None:
     run_alone("started_and_ended", folder=tmp_path)
+
+
+def test_shutdown_of_ray_by_the_user_ends_the_run(tmp_path: Path) -> None:
+    run_alone("shut_down_by_the_user", folder=tmp_path)
 
 
 def test_every_action_is_answered_once_when_a_node_goes_away(tmp_path: Path) -> None:
@@ -149,6 +153,25 @@ def test_actor_imports_what_its_environment_does(make_ray: Make) -> None:
     sup = make_ray([partial(Importer, [])])
     sup.launch()
     assert sup.call("imported", "torch", "treetensor", "gym", "gymnasium", "numpy") == [["numpy"]]
+
+
+def test_address_of_the_ray_that_this_process_has_may_be_named(make_ray: Make) -> None:
+    connected: str = ray.get_runtime_context().gcs_address
+    port = connected.rpartition(":")[2]
+    for address in (connected, f"localhost:{port}", f"127.0.0.1:{port}"):  # Ray gives none of the latter two back.
+        check_same(address, connected)
+    sup = make_ray(scripted(1), ray_address=f"localhost:{port}")
+    sup.launch()
+
+
+def test_actor_that_finds_no_room_is_a_clear_error_and_does_not_hold_up_closing(make_ray: Make) -> None:
+    sup = make_ray(scripted(1), ray_options={"num_cpus": 1000}, launch_timeout=0.2)
+    with pytest.raises(RuntimeError, match=r"was not built within 0\.2 s; Ray has found no room .* num_cpus=1000"):
+        sup.launch()
+    sup.launch(block=False)
+    child = sup._children[0]
+    child.ask_to_stop()
+    assert child.stopped()
 
 
 # -- replies --
@@ -337,7 +360,7 @@ def test_nothing_of_a_supervisor_that_nobody_closed_is_left() -> None:
     del sup
     gc.collect()
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
-    wait_until(lambda: not connection._members)
+    wait_until(lambda: connection.session is None)
 
 
 @pytest.mark.parametrize(
@@ -352,10 +375,6 @@ def test_reason_of_a_death_is_one_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
 
 
-def test_ray_that_the_user_has_shut_down_ends_the_run(tmp_path: Path) -> None:
-    run_alone("shut_down_by_the_user", folder=tmp_path)
-
-
 # -- the head --
 
 
@@ -363,7 +382,7 @@ def test_watch_says_once_that_the_head_is_gone() -> None:
     lost = threading.Semaphore(0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        watch = HeadWatch(address, lost.release, 0.2)
+        watch = Watch(address, lambda: True, lost.release, 0.2)
         assert not lost.acquire(timeout=0.6)
     assert lost.acquire(timeout=20)
     watch._thread.join(20)
@@ -389,9 +408,46 @@ def test_note_of_a_ray_that_has_ended_is_not_followed(monkeypatch: pytest.Monkey
         assert answers(noted)
         assert address_for(None) is None
     assert address_for(None) == "local"
+
+
+def test_address_of_no_ray_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Ray itself would try for a quarter of an hour.
+    monkeypatch.setattr("envsup.ray_cluster.HEAD_PATIENCE", 0.1)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert address_for("auto") == "auto"
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert address_for(None) is None
+    (tmp_path / "ray").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        assert address_for(there) == there
+        monkeypatch.setenv("RAY_ADDRESS", there)
+        assert address_for(None) is None
+        assert address_for("auto") == "auto"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(there)
+    for given in (None, "auto", there):
+        with pytest.raises(ConnectionError, match=f"no Ray at {there}"):
+            address_for(given)
+    monkeypatch.delenv("RAY_ADDRESS")
+    with pytest.raises(ConnectionError, match=f"no Ray at {there}"):
+        address_for("auto")
+
+
+def test_session_that_somebody_has_ended_is_lost_for_its_members_alone(
+    make_ray: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As after ray.shutdown() and ray.init() of the user's: what is connected is another Ray than that of the session.
+    first, second = make_ray(scripted(1)), make_ray(scripted(1))
+    first.launch()
+    old = connection.session
+    assert old is not None
+    monkeypatch.setattr(old, "_worker_id", "another")
+    with pytest.raises(RuntimeError, match=r"ray\.shutdown has ended"):
+        step(first, [1.0])
+    second.launch()
+    assert connection.session is not old
+    first.close()
+    assert ray.is_initialized()
+    assert not abnormal(step(second, [1.0])[0])
 
 
 def test_ray_stays_as_the_user_has_it(make_ray: Make) -> None:
