@@ -438,7 +438,7 @@ def test_session_that_somebody_has_ended_is_lost_for_its_members_alone(
     # As after ray.shutdown() and ray.init() of the user's: what is connected is another Ray than that of the session.
     first, second = make_ray(scripted(1)), make_ray(scripted(1))
     first.launch()
-    old = connection.session
+    old, actor = connection.session, first._children[0]._current.actor  # type: ignore[attr-defined]
     assert old is not None
     monkeypatch.setattr(old, "_worker_id", "another")
     with pytest.raises(RuntimeError, match=r"ray\.shutdown has ended"):
@@ -448,6 +448,7 @@ def test_session_that_somebody_has_ended_is_lost_for_its_members_alone(
     first.close()
     assert ray.is_initialized()
     assert not abnormal(step(second, [1.0])[0])
+    ray.kill(actor)  # The real shutdown would have ended it.
 
 
 def test_ray_stays_as_the_user_has_it(make_ray: Make) -> None:
