@@ -21,7 +21,7 @@ requirements() {
         gymnasium) echo "gymnasium numpy" ;;
         envpool) echo "envpool gymnasium numpy" ;;
         sb3) printf '%s\n' "numpy $torch" "stable-baselines3" ;;
-        tianshou) printf '%s\n' "numpy $torch" "tianshou" ;;
+        tianshou) printf '%s\n' "numpy $torch" "tianshou ray" ;;
         pufferlib) printf '%s\n' "numpy $torch" "gymnasium psutil" "--no-deps pufferlib-core" ;;
         ding)
             printf '%s\n' "numpy<2 $torch" "setuptools<81 wheel" \

@@ -3,7 +3,7 @@
 python benchmarks/ray_workers.py peers [--python PATH] [--num-envs N] [--rounds N] [--seconds S]
 python benchmarks/ray_workers.py steps [--num-envs N] [--rounds N] [--seconds S]
 
-For ``peers``, PATH is an interpreter with tianshou and the Ray of this one (make_environments.sh, pip install ray).
+For ``peers``, PATH is an interpreter with tianshou and the Ray of this one (make_environments.sh makes it).
 """
 
 from __future__ import annotations

@@ -125,9 +125,7 @@ def make_settings(
 
 def calls_of(mode: str) -> list[str]:
     """The calls by which environments can be stepped in this mode, "sync" or "async"."""
-    if mode == "async":
-        return ["recv"]
-    return [name for name in ("step", "step_arrays") if hasattr(EnvSupervisor, name)]
+    return ["recv"] if mode == "async" else ["step", "step_arrays"]
 
 
 # -- measuring --

@@ -1,9 +1,11 @@
-"""Finds out whether two factories have returned the same environment.  Imports the standard library alone."""
+"""Finds out whether two factories have returned the same environment."""
 
 from __future__ import annotations
 
 import weakref
 from typing import Any
+
+from envsup.wrappers import innermost
 
 
 class Instances:
@@ -42,4 +44,4 @@ class Instances:
 def instance_of(env: Any) -> Any:
     """The environment inside of all wrappers."""
     instance = getattr(env, "_instance", None)
-    return getattr(env, "unwrapped", env) if instance is None else instance
+    return innermost(env) if instance is None else instance

@@ -78,11 +78,8 @@ def test_settings_that_are_named() -> None:
     assert found == [Setting(type_, 3, size) for type_ in (PROCESS, THREAD) for size in (2, 3)]
 
 
-def test_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls() -> None:
     assert calls_of("async") == ["recv"]
-    monkeypatch.delattr(EnvSupervisor, "step_arrays", raising=False)
-    assert calls_of("sync") == ["step"]
-    monkeypatch.setattr(EnvSupervisor, "step_arrays", lambda self, actions: None, raising=False)
     assert calls_of("sync") == ["step", "step_arrays"]
 
 
@@ -217,10 +214,9 @@ def test_actions_that_are_no_array_stay_as_they_are(row: list[Any]) -> None:
     assert seen[0] is row
 
 
-def test_step_arrays_of_a_supervisor_that_has_it(make_fork: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_arrays(make_fork: Make) -> None:
     sup = make_fork(ENVS)
     sup.launch()
-    monkeypatch.setattr(EnvSupervisor, "step_arrays", lambda self, actions: self.step(actions), raising=False)
     assert rate_of_call(sup, ROWS, 10.0, "step_arrays", Ticks()) == 3.0
 
 
