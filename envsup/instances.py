@@ -43,5 +43,5 @@ class Instances:
 
 def instance_of(env: Any) -> Any:
     """The environment inside of all wrappers."""
-    instance = getattr(env, "_instance", None)
-    return innermost(env) if instance is None else instance
+    adapted = hasattr(type(env), "_instance")  # Some wrappers have an answer to any name.
+    return env._instance if adapted else innermost(env)
