@@ -162,6 +162,12 @@ class Watch:
             self._thread.join(_CONNECT_TIMEOUT + 1.0)
 
 
+def _identity() -> tuple[str, str]:
+    """By what a connection is known: the first of any Ray has the same id as that of any other."""
+    context = import_ray().get_runtime_context()
+    return context.gcs_address, context.get_worker_id()
+
+
 class Session:
     """A connection of this process, from when it is found or made until it is of no use, and who uses it.
 
@@ -183,7 +189,7 @@ class Session:
         self.given = given
         self._is_ours = is_ours
         self._owner = os.getpid()
-        self._worker_id = context.get_worker_id()
+        self._identity = _identity()
         self._members: dict[object, weakref.ref[Member]] = {}
         self._actor_class: Any = None
         self._watch = Watch(self.address, self._is_connected, self._lose, head_patience())
@@ -191,7 +197,7 @@ class Session:
     def _is_connected(self) -> bool:
         ray = import_ray()
         try:
-            return bool(ray.is_initialized() and ray.get_runtime_context().get_worker_id() == self._worker_id)
+            return bool(ray.is_initialized() and _identity() == self._identity)
         except Exception:
             return False  # It is being ended right now.
 

@@ -71,7 +71,10 @@ def shut_down_by_the_user() -> None:
     idle.launch()
     assert idle.step_arrays([1.0, 1.0]).failed.tolist() == [False, False]
     ray.shutdown()
-    idle.close()  # Which has nothing left to close, and says nothing.
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    idle.close()  # Which has nothing left to close, and says nothing; and the Ray that the user has now lives on.
+    assert ray.is_initialized()
+    ray.shutdown()
 
 
 def node_removed() -> None:

@@ -440,7 +440,7 @@ def test_session_that_somebody_has_ended_is_lost_for_its_members_alone(
     first.launch()
     old, actor = connection.session, first._children[0]._current.actor  # type: ignore[attr-defined]
     assert old is not None
-    monkeypatch.setattr(old, "_worker_id", "another")
+    monkeypatch.setattr(old, "_identity", ("another", "another"))
     with pytest.raises(RuntimeError, match=r"ray\.shutdown has ended"):
         step(first, [1.0])
     second.launch()
