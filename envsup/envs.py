@@ -20,7 +20,7 @@ from envsup.instances import Instances
 from envsup.meter import number_of
 from envsup.recording import record_video
 from envsup.spaces import class_names
-from envsup.wrappers import innermost
+from envsup.wrappers import class_name, innermost
 
 
 class EnvironmentFactory:
@@ -97,7 +97,7 @@ class Environment:
             args = (seed,) if dynamic_seed is None else (seed, dynamic_seed)
             self._env.seed(*args)
         elif not can_be_seeded(self._env):
-            raise TypeError(f"{_name(self._env)} has no seed method and its reset takes no seed")
+            raise TypeError(f"{class_name(self._env)} has no seed method and its reset takes no seed")
         else:
             self._next_seed = seed
 
@@ -258,7 +258,3 @@ def _has_seed_method(env: Any) -> bool:
 def can_be_seeded(env: Any) -> bool:
     """Whether the environment has a ``seed`` method or its ``reset`` takes a seed."""
     return _has_seed_method(env) or accepts_keyword(innermost(env).reset, "seed")
-
-
-def _name(env: Any) -> str:
-    return type(innermost(env)).__name__

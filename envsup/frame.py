@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 import numpy.typing as npt
 
-from envsup.wrappers import innermost
+from envsup.wrappers import class_name, innermost
 
 Picture = npt.NDArray[np.uint8]
 RGB_MODES = ("rgb_array", "rgb_array_list", "single_rgb_array")
@@ -48,13 +48,13 @@ def drawn_by(env: Any) -> Any:
     if isinstance(frame, list):  # All since it was last asked: "rgb_array_list", and "rgb_array" of gym 0.25.
         frame = frame[-1] if frame else None
     if frame is None:
-        raise RuntimeError(f"{_name(drawing)} draws nothing: make it with render_mode='rgb_array'")
+        raise RuntimeError(f"{class_name(drawing)} draws nothing: make it with render_mode='rgb_array'")
     return frame
 
 
 def _draws(env: Any) -> bool:
     """Whether its ``render`` is more than the one of its library, which says that there is none."""
-    inner = getattr(env, "unwrapped", env)
+    inner = innermost(env)
     owner = _owner_of_render(inner)
     return callable(getattr(inner, "render", None)) and (owner is None or owner.__module__ not in _CORES)
 
@@ -63,15 +63,14 @@ def _rendered(env: Any) -> Any:
     inner, mode = innermost(env), getattr(env, "render_mode", None)
     draw = getattr(inner, "render", None)
     if not callable(draw):
-        raise RuntimeError(f"{_name(env)} draws nothing: it has no render method")
+        raise RuntimeError(f"{class_name(env)} draws nothing: it has no render method")
     if mode in RGB_MODES:
         return env.render()
     if mode is None and _takes_mode(draw):  # gym up to 0.25.
         return env.render(mode="rgb_array")
     if mode is not None or _is_of_a_library(inner):
-        raise RuntimeError(
-            f"{_name(env)} draws nothing: it was made with render_mode={mode!r} and not with render_mode='rgb_array'"
-        )
+        made = f"it was made with render_mode={mode!r} and not with render_mode='rgb_array'"
+        raise RuntimeError(f"{class_name(env)} draws nothing: {made}")
     return env.render()
 
 
@@ -92,10 +91,6 @@ def _is_of_a_library(env: Any) -> bool:
 
 def _owner_of_render(env: Any) -> Optional[type]:
     return next((cls for cls in type(env).__mro__ if "render" in vars(cls)), None)
-
-
-def _name(env: Any) -> str:
-    return type(getattr(env, "unwrapped", env)).__name__
 
 
 def _as_rgb(frame: Any) -> Picture:

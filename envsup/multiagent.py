@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Mapping, Optional
 import numpy as np
 
 from envsup.instances import instance_of
+from envsup.meter import number_of
 from envsup.spaces import Leaf, Node, class_names, layout_of
 
 _STEP_PARTS = ("observations", "rewards", "terminations", "truncations", "infos")
@@ -172,10 +173,10 @@ def _parts(result: Any, *names: str) -> tuple[Any, ...]:
 
 
 def _number(agent: Any, reward: Any) -> float:
-    try:
-        return float(reward.item() if isinstance(reward, np.ndarray) else reward)
-    except (TypeError, ValueError):
-        raise ValueError(f"the reward of {agent!r} is no number: {reward!r}") from None
+    number = number_of(reward)
+    if number is None:
+        raise ValueError(f"the reward of {agent!r} is no number: {reward!r}")
+    return number
 
 
 def _zeros(form: Node) -> Any:

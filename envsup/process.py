@@ -269,16 +269,20 @@ class ChildProcess(Child):
 
     def _report_loss(self, message: str, process: Optional[WorkerProcess], stack: Optional[str] = None) -> None:
         lost = self.take_open()
-        method = None
-        if lost:
-            method = lost[0].method
-            what = "being built" if method == BUILD_METHOD else f"asked for {method}"
-            message += f" while it was {what}{self._of_which(lost[0])}"
+        method, when = self._what_was_open(lost)
         pid, exit_code, stderr = None, None, None
         if process is not None:
             pid, exit_code, stderr = process.pid, process.exit_code, process.evidence.last_stderr()
-        error = WorkerDied(message, self.proc_ids, pid, exit_code, method=method, stack=stack, stderr=stderr)
+        error = WorkerDied(message + when, self.proc_ids, pid, exit_code, method=method, stack=stack, stderr=stderr)
         self.listener.on_lost(self, lost, error)
+
+    def _what_was_open(self, lost: Sequence[Request]) -> tuple[Optional[str], str]:
+        """(the method that the worker was asked for when it ended, and what to say of that) of what it owed."""
+        if not lost:
+            return None, ""
+        method = lost[0].method
+        what = "being built" if method == BUILD_METHOD else f"asked for {method}"
+        return method, f" while it was {what}{self._of_which(lost[0])}"
 
     def _of_which(self, request: Request) -> str:
         """Of several environments, the one that the worker was at, or those that it may have been at."""

@@ -25,7 +25,7 @@ from envsup.process import ChildProcess, load_data
 from envsup.ray_cluster import Session, connection, import_ray
 from envsup.ray_options import OUR_OPTIONS
 from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
-from envsup.request import BUILD_METHOD, Request
+from envsup.request import Request
 from envsup.spec import WorkerSpec, pack_spec
 from envsup.waiting import Waiting
 from envsup.worker import Hosted
@@ -277,15 +277,12 @@ class ChildRay(ChildProcess):
         return load_data(status, body[FIRST_BLOCK.size :], buffers)
 
     def _on_death(self, life: _Life, error: Optional[BaseException]) -> None:
-        message = f"{self.describe()} is lost"
-        pid = self.pid
+        message, pid = f"{self.describe()} is lost", self.pid
         self.kill()
         lost = self.take_open()
-        method = None
-        if lost:
-            method = lost[0].method
-            what = "being built" if method == BUILD_METHOD else f"asked for {method}"
-            message += f": it ended while it was {what}{self._of_which(lost[0])}"
+        method, when = self._what_was_open(lost)
+        if when:
+            message += f": it ended{when}"
         if error is not None:
             message += f" ({reason_of(error)})"
         died = WorkerDied(message, self.proc_ids, pid, method=method)

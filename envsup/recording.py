@@ -15,7 +15,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Iterator, Optional, Union
 
-from envsup.wrappers import innermost
+from envsup.wrappers import class_name
 
 logger = logging.getLogger("envsup")
 
@@ -55,7 +55,7 @@ def record_video(env: Any, folder: str, env_id: int) -> Any:
             video writer is there.
         TypeError: if ``env`` is of neither library.
     """
-    library, name = library_of(env), type(innermost(env)).__name__
+    library, name = library_of(env), class_name(env)
     if library is None:
         raise TypeError(f"{name} has no enable_save_replay method and is no gym or gymnasium environment")
     mode = getattr(env, "render_mode", None)

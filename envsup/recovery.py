@@ -9,7 +9,7 @@ from envsup.budget import RestartLimit, waiting_time
 from envsup.child import Child
 from envsup.env_record import EnvPayload, EnvRecord
 from envsup.env_requests import EnvRequests
-from envsup.errors import WorkerDied, abnormal_info, headline
+from envsup.errors import WorkerDied, WorkerTimeout, abnormal_info, headline
 from envsup.lifecycle import TRANSITIONS, Action, EnvState, Event, Failure, after_reset, after_step
 from envsup.request import BUILD_METHOD, Request
 from envsup.waiting import SILENT, Waiting
@@ -231,12 +231,7 @@ class RecoveringSupervisor(EnvRequests):
             elif env.recovery.request not in child.open:
                 self._begin_again(env)
 
-    def _on_expired(self, child: Child, request: Request) -> None:
-        error = self._timeout_error(child, request)
-        if request.method == BUILD_METHOD:
-            child.kill()
-            self.on_lost(child, child.take_open(), error)
-            return
+    def _on_late(self, request: Request, error: WorkerTimeout) -> None:
         for env_id in request.proc_ids[request.answered :]:
             self._request_failed(self._envs[env_id], request, error, Failure.TIMED_OUT)
 

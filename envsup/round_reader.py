@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from envsup.arena import DONE, REWARD_ARRAY, REWARD_CELL, TERMINATED, TRUNCATED,
 from envsup.spaces import assemble
 
 _NEVER = 0xFF
+
+T = TypeVar("T")
 
 
 class Columns(NamedTuple):
@@ -101,15 +103,19 @@ class RoundReader:
 
     def observation(self, env_id: int, slot: int = 0) -> Any:
         """The observation of an environment."""
-        blocks = self.blocks[slot if 0 <= slot < len(self.blocks) else 0]
-        return assemble(self.root, [block[env_id, ...] for block in blocks])
+        return assemble(self.root, [block[env_id, ...] for block in _of_slot(self.blocks, slot)])
 
 
 def _rows(blocks: Sequence[Array], slots: Sequence[int], where: Sequence[Any]) -> list[Array]:
     """The row of each environment in the block of its slot; any row where there is no such block."""
     if len(blocks) == 1 or _are_alike(slots):
-        return list(map(blocks[slots[0] if slots[0] in range(len(blocks)) else 0].__getitem__, where))
-    return [blocks[slot if 0 <= slot < len(blocks) else 0][index] for slot, index in zip(slots, where)]
+        return list(map(_of_slot(blocks, slots[0]).__getitem__, where))
+    return [_of_slot(blocks, slot)[index] for slot, index in zip(slots, where)]
+
+
+def _of_slot(blocks: Sequence[T], slot: int) -> T:
+    """What of ``blocks`` is read in place of a slot: its own, or the first if it has none."""
+    return blocks[slot if 0 <= slot < len(blocks) else 0]
 
 
 def _are_alike(slots: Sequence[int]) -> bool:

@@ -273,9 +273,13 @@ class WorkerGroup(WaitingLoop):
         """A request was not answered in time."""
         error = self._timeout_error(child, request)
         if request.method != BUILD_METHOD:
-            return self._on_failed(request, error)
+            return self._on_late(request, error)
         child.kill()
         self.on_lost(child, child.take_open(), error)
+
+    def _on_late(self, request: Request, error: WorkerTimeout) -> None:
+        """A request that is no building was not answered in time."""
+        self._on_failed(request, error)
 
     def _timeout_error(self, child: Child, request: Request) -> WorkerTimeout:
         ids = request.proc_ids[request.answered :]

@@ -12,3 +12,8 @@ def innermost(env: Any) -> Any:
     except Exception:
         return env
     return inner if callable(getattr(inner, "reset", None)) else env
+
+
+def class_name(env: Any) -> str:
+    """What an environment is called in a message."""
+    return type(innermost(env)).__name__
