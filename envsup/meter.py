@@ -112,7 +112,7 @@ class Meters:
 
     def __init__(self, num_envs: int, probe: Optional[Probe] = None) -> None:
         self._num_envs = num_envs
-        self._blank = array("d", [ABSENT]) * num_envs
+        self._blank = [ABSENT] * num_envs
         self.seconds = self._blank[:]
         self.ended: list[int] = []
         self._episodes = [_Episode() for _ in range(num_envs)]
@@ -178,12 +178,12 @@ class Meters:
         if local in self.ended:
             self.ended.remove(local)
 
-    def _add_row(self, row: "array[float]") -> None:
+    def _add_row(self, row: list[float]) -> None:
         rows = self._rows
         if not rows & (_FOLD - 1):
             self._fold()
         at = self._row = (rows & _MASK) * self._num_envs
-        self._ring[at : at + self._num_envs] = row
+        self._ring[at : at + self._num_envs] = array("d", row)
         self._rows = self._cells[ROWS] = rows + 1
 
     def _settle(self) -> None:

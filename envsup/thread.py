@@ -118,8 +118,10 @@ def _step(host: Host, task: _Task, answers: _Answers) -> None:
         if reply[0] & FAILED and not status & FAILED:
             host.meters.withdraw(local)
         done.append(reply)
-        if reset_too and reply[0] & DONE:
-            ended.append(local)
+        if reply[0] & DONE:
+            host.meters.ended.append(local)
+            if reset_too:
+                ended.append(local)
         if task.waiting is None:
             host.meters.publish_one(local, task.seq)
             answers.send(STEP, task.seq, done)

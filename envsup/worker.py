@@ -85,10 +85,12 @@ class _Seat:
     Attributes:
         target: the object, None if it could not be built.
         blocked: why it cannot be stepped: it could not be built (then ``built`` is False), or reset.
+        rewards: where the meters expect those of its steps.
     """
 
-    def __init__(self, hosted: Hosted) -> None:
+    def __init__(self, hosted: Hosted, rewards: list[Optional[float]]) -> None:
         self.hosted = hosted
+        self.rewards = rewards
         self.target: Any = None
         self.writer: Optional[ArenaWriter] = None
         self.built = True
@@ -140,8 +142,8 @@ class Host:
         self.hosted = hosted
         self.arena = arena
         self.meters = Meters(len(hosted)) if meters is None else meters
-        self._seats = [_Seat(item) for item in hosted]
-        self._seconds, self._rewards, self._ended = self.meters.seconds, self.meters.rewards, self.meters.ended
+        self._seats = [_Seat(item, rewards) for item, rewards in zip(hosted, self.meters.rewards)]
+        self._seconds = self.meters.seconds
 
     def build(self, local: int) -> Optional[BaseException]:
         """(Re)make one object; returns the error if that failed, which then answers every request to it."""
@@ -169,9 +171,7 @@ class Host:
             else:
                 reply = (DONE if done else 0) | EXTRA, (obs, reward, done, info)
             self._seconds[local] = seconds
-            self._rewards[local].append(reward if type(reward) is float else number_of(reward))
-            if done:
-                self._ended.append(local)
+            seat.rewards.append(reward if type(reward) is float else number_of(reward))
             return reply
         except BaseException as error:
             return FAILED | EXTRA, error
@@ -390,8 +390,10 @@ class PipeServer:
                     if status & FAILED and not failed:
                         meters.withdraw(local)
                     extras += EXTRA_LENGTH.pack(len(data)), data
-                if status & DONE and reset_slot != NO_RESET:
-                    resets.append((local, reset_slot))
+                if status & DONE:
+                    meters.ended.append(local)
+                    if reset_slot != NO_RESET:
+                        resets.append((local, reset_slot))
             statuses.append(status)
             if flags & EAGER:
                 meters.publish_one(local, seq)
