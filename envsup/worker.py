@@ -5,6 +5,7 @@ Only the standard library and numpy are imported here: a worker is as light as i
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import pickle
@@ -412,10 +413,7 @@ class PipeServer:
         end = FORM_SIZE * count
         if body[:end] != self._form:
             self._form = body[:end]
-            columns = form(count).unpack(self._form)
-            self._steps = list(zip(*(columns[i * count : (i + 1) * count] for i in range(4))))
-            kinds = set(columns[3 * count :])
-            self._only_kind = kinds.pop() if len(kinds) == 1 else None
+            self._steps, self._only_kind = _steps_of(self._form, count)
         if self._only_kind == INT64:
             return list(np.frombuffer(body, np.int64, count, end))
         values = int_actions(count).unpack_from(body, end)
@@ -441,6 +439,15 @@ class PipeServer:
             return self._send(ONE_STATUS.pack(STEP, 0, 1, seq, 1, statuses[0]))
         body = b"".join((statuses, *extras))
         self._send(HEADER.pack(STEP, 0, len(statuses), seq, len(body)) + body)
+
+
+@functools.lru_cache(maxsize=64)
+def _steps_of(data: bytes, count: int) -> tuple[list[tuple[int, int, int, int]], Optional[int]]:
+    """The rows of a form, and the kind that all of its actions are of, None if they differ; see ``frames.form``."""
+    columns = form(count).unpack(data)
+    steps = list(zip(*(columns[i * count : (i + 1) * count] for i in range(4))))
+    kinds = set(columns[3 * count :])
+    return steps, kinds.pop() if len(kinds) == 1 else None
 
 
 class _BadAction(NamedTuple):
