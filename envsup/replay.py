@@ -113,7 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             show_left_out(episode)
             return UNUSABLE
         env = Environment(factory_of(args.env, args.api, args.render_mode)(), episode.env_id, owns_process=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         print(f"envsup: {type(error).__name__}: {error}", file=sys.stderr)
         return UNUSABLE
     show(episode)
