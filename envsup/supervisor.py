@@ -56,6 +56,8 @@ class Supervisor(WorkerGroup):
             shm_buffer: given to ``shm_callback``.
             shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before a reply is sent.
         """
+        if shm_callback is not None and not callable(shm_callback):
+            raise TypeError(f"shm_callback is a function, not {type(shm_callback).__name__}")
         hosted = Hosted(len(self._child_of), init, shm_buffer, shm_callback)
         self._add_child([hosted])
 

@@ -85,7 +85,8 @@ class WorkerGroup(WaitingLoop):
         if isinstance(proc_id, numbers.Integral) and not isinstance(proc_id, bool):  # 1.0 and True are equal to 1.
             child = self._child_of.get(int(proc_id))
         if child is None:
-            raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}")
+            known = f"there are 0 to {len(self._child_of) - 1}" if self._child_of else "none was registered"
+            raise ValueError(f"there is no worker {proc_id!r}; {known}")
         return child
 
     def start_link(self) -> None:

@@ -813,3 +813,9 @@ def test_err_that_is_no_exception_is_that_requests_error() -> None:
         with pytest.raises(TypeError, match="a text"):
             sup.recv_all([ask(sup, 0, "add")])
         assert sup._children[0].alive
+
+
+def test_shm_callback_that_cannot_be_called_is_a_type_error_when_it_is_registered() -> None:
+    """Each request failed for it."""
+    with pytest.raises(TypeError, match="shm_callback"):
+        Supervisor("process").register(Counter, None, 5)  # type: ignore[arg-type]
