@@ -5,11 +5,16 @@ from __future__ import annotations
 import copy
 import math
 import numbers
+import os
 from collections.abc import Mapping as MappingABC
+from collections.abc import Set as SetABC
 from typing import Any, Callable, Mapping, Optional, cast
+
+import numpy as np
 
 from envsup.budget import EXPONENTIAL, RestartLimit, WaitingTime, WorkerLimits
 from envsup.lifecycle import EnvRetryType
+from envsup.payload import SendPayload
 
 
 def own_copy(param: Optional[Mapping[str, Any]]) -> dict[str, Any]:
@@ -18,10 +23,46 @@ def own_copy(param: Optional[Mapping[str, Any]]) -> dict[str, Any]:
         return {}
     if not isinstance(param, MappingABC):
         raise TypeError(f"reset parameters are a dict of keyword arguments, not {type(param).__name__}")
+    check_keywords("reset parameters", param)
     try:
         return copy.deepcopy(dict(param))
     except Exception:
         return dict(param)
+
+
+def check_keywords(what: str, keywords: Any) -> None:
+    if not isinstance(keywords, MappingABC) or not all(isinstance(key, str) for key in keywords):
+        raise TypeError(f"{what} are a dict of keyword arguments by name, not {keywords!r}")
+
+
+def check_name(name: Any) -> None:
+    """Refuse what cannot be the name of an attribute or a method."""
+    if not isinstance(name, str):
+        raise TypeError(f"a name is a str, not {type(name).__name__}")
+
+
+def check_request(payload: Any) -> None:
+    """Refuse what no worker could make sense of."""
+    if not isinstance(payload, SendPayload):
+        raise TypeError(f"a request is a SendPayload, not {type(payload).__name__}")
+    hash(payload.req_id)
+    if not isinstance(payload.args, (list, tuple)):
+        raise TypeError(f"args of a request are a list, not {type(payload.args).__name__}")
+    check_keywords("kwargs of a request", payload.kwargs)
+
+
+def replay_paths_of(value: Any, count: int) -> list[str]:
+    """A path for each environment, of one for all or one for each."""
+    if isinstance(value, (str, os.PathLike)):
+        value = [value] * count
+    elif isinstance(value, (bytes, MappingABC, SetABC)) or not hasattr(value, "__len__"):
+        raise TypeError(f"a replay path is a str or a path, or a list of them, not {type(value).__name__}")
+    if len(value) != count:
+        raise ValueError(f"there are {len(value)} replay paths for {count} environments")
+    paths = [os.fspath(path) for path in value]
+    if not all(isinstance(path, str) for path in paths):
+        raise TypeError(f"a replay path is a str or a path, not bytes: {value!r}")
+    return paths
 
 
 def seed_value(seed: Any) -> Optional[int]:
@@ -60,6 +101,24 @@ def positive_int(name: str, value: Any) -> int:
     return int(value)
 
 
+def tries_of(name: str, value: Any) -> int:
+    """A whole number, which configurations may hold as a float."""
+    if isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral) and float(value).is_integer():
+        value = int(float(value))
+    return positive_int(name, value)
+
+
+def switch(name: str, value: Any) -> bool:
+    """On or off.  None is off, as in configurations that leave it open; a text such as "false" would be on."""
+    if (
+        value is None
+        or isinstance(value, (bool, np.bool_))
+        or (isinstance(value, numbers.Integral) and value in (0, 1))
+    ):
+        return bool(value)
+    raise ValueError(f"{name} must be True or False, not {value!r}")
+
+
 AUTO = 0
 """What a number stands for that is yet to be chosen."""
 
@@ -80,6 +139,8 @@ def retry_waiting_time_of(value: Any) -> WaitingTime:
         raise ValueError(
             f"retry_waiting_time is a number of seconds, a function of the tries or 'exponential', not {value!r}"
         )
+    if value == math.inf:
+        raise ValueError("retry_waiting_time is infinite: a failed reset would never be tried again")
     return positive("retry_waiting_time", value) if value else None
 
 
@@ -121,8 +182,8 @@ def worker_threads_of(value: Any, in_process: bool) -> Optional[int]:
     return positive_int_or_auto("worker_threads", value) or 1
 
 
-def process_only(name: str, value: bool, in_process: bool) -> bool:
+def process_only(name: str, value: Any, in_process: bool) -> bool:
     """A switch that threads do not have."""
-    if value and not in_process:
+    if switch(name, value) and not in_process:
         raise ValueError(f"{name} is for worker processes: threads share the standard error of this process")
     return bool(value)

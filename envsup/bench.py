@@ -7,8 +7,10 @@ import argparse
 import sys
 from typing import Optional, Sequence
 
+from envsup.apart import apart
 from envsup.bench_measure import (
     Plan,
+    Result,
     calls_of,
     default_num_envs,
     launched,
@@ -41,7 +43,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     add("--seconds", type=seconds, default=0.5, metavar="S", help="for each measurement (default: 0.5)")
     add("--rounds", type=at_least(1), default=3, metavar="R", help="of measurements; the median counts (default: 3)")
     add("--mode", choices=["sync", "async"], default="sync", help="wait for all environments at each step, or for any")
-    add("--seed", type=int, default=0, metavar="N")
+    add("--seed", type=at_least(0), default=0, metavar="N")
     return parser.parse_args(argv)
 
 
@@ -70,11 +72,19 @@ def check(plan: Plan) -> None:
     env.close()
 
 
+def bare_apart(plan: Plan) -> Result:
+    """What ``measure_bare`` finds; an environment that crashes is to end nothing that was measured before."""
+    try:
+        return apart(measure_bare, plan)
+    except Exception as error:
+        return Result(failure=one_line(error))
+
+
 def bench(plan: Plan) -> int:
     """Measure, and print what came out; returns the exit status."""
     with make_progress(plan.rounds * len(plan.settings) + 1) as progress:
         results = measure_in_turn(plan, launched, progress.advance)
-        bare = measure_bare(plan)
+        bare = bare_apart(plan)
         progress.advance()
     show_table(rows_of(results, bare))
     print(*conclusion(plan, results, bare), sep="\n")
@@ -87,7 +97,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     cores = available_cores()
     plan = make_plan(args, cores)
     try:
-        check(plan)
+        apart(check, plan)
     except Exception as error:
         print(f"envsup: cannot make {args.env}: {one_line(error)}", file=sys.stderr)
         return 2

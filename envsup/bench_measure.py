@@ -15,6 +15,7 @@ from typing import Any, Callable, ContextManager, Iterable, Iterator, Literal, M
 
 import numpy as np
 
+from envsup.apart import apart
 from envsup.demo_account import one_line
 from envsup.env_supervisor import EnvSupervisor
 from envsup.envs import Environment
@@ -143,6 +144,8 @@ def rate_of(turn: Turn, seconds: float, clock: Clock = time.perf_counter) -> flo
 
 def draw(space: Any, num_envs: int, seed: int) -> list[list[Any]]:
     """Random actions for some steps of all environments."""
+    if not callable(getattr(space, "sample", None)):
+        raise ValueError(f"there are no random actions: the action space of the environment is {space!r}")
     space.seed(seed)
     return [[space.sample() for _ in range(num_envs)] for _ in range(_ROWS)]
 
@@ -173,13 +176,16 @@ class Arrays:
         self._step = supervisor.step_arrays
         self._num_envs = len(rows[0])
         self._rows = itertools.cycle([_stacked(row) for row in rows])
+        self._arrays: Any = None
 
     def __call__(self) -> int:
-        self._step(next(self._rows))
+        self._arrays = self._step(next(self._rows))
         return self._num_envs
 
     def check(self) -> None:
-        """Nothing: a call that worked says nothing that ``Blocking`` had not said."""
+        """Raise what a step of the latest turn raised."""
+        for row in np.flatnonzero(self._arrays.failed):
+            raise self._arrays.infos[row]["err"]
 
 
 def _stacked(row: Sequence[Any]) -> Any:
@@ -241,9 +247,25 @@ def rate_of_call(
 def launched(plan: Plan, setting: Setting) -> Iterator[Callable[[str], float]]:
     """Runs the environments of a setting meanwhile; what it yields measures a call.
 
+    Threads run in a process of their own for each call: an environment that crashes is to end nothing else.
+
     Raises:
         Exception: if the environments cannot be made or reset.
     """
+    if setting.type_ is ChildType.THREAD:
+        yield partial(apart, _rate_here, plan, setting)
+    else:
+        with _launched_here(plan, setting) as measure:
+            yield measure
+
+
+def _rate_here(plan: Plan, setting: Setting, call: str) -> float:
+    with _launched_here(plan, setting) as measure:
+        return measure(call)
+
+
+@contextmanager
+def _launched_here(plan: Plan, setting: Setting) -> Iterator[Callable[[str], float]]:
     shared = setting.type_ is ChildType.PROCESS
     supervisor = EnvSupervisor(
         type_=setting.type_,
@@ -320,10 +342,7 @@ class Bare:
 
 
 def measure_bare(plan: Plan, clock: Clock = time.perf_counter) -> Result:
-    """Measure one environment without any worker, in as many rounds.
-
-    To be done last: an environment that has run here may have started threads, which a fork would cut off.
-    """
+    """Measure one environment without any worker, in as many rounds."""
     result = Result()
     try:
         env = plan.factories(1)[0]()

@@ -272,8 +272,17 @@ class Child(ABC):
         self.listener.on_restart(self, self.take_open(), error)
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
-        """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it."""
-        stop_all([self], close_timeout(timeout))
+        """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it.
+
+        What has not been read from it before is reported as lost.
+        """
+        patience = close_timeout(timeout)
+        with self.listener._lock:
+            method, message = self.open[0].method if self.open else None, f"{self.describe()} was shut down"
+            error = WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
+            lost = stop_all([self], patience)
+            if lost:
+                self.listener.on_lost(self, lost, error)
 
     def send(self, payload: SendPayload) -> None:
         """Send a request, to a new worker if there is none; the reply comes out of the supervisor's ``recv``."""
@@ -428,8 +437,10 @@ def stop_all(
     timeout: float,
     clock: Callable[[], float] = time.monotonic,
     only_in_time: bool = False,
-) -> None:
+) -> list[Request]:
     """Ask workers to leave, wait, then terminate, then kill them; never raises for a stubborn one.
+
+    Returns what they have not answered.
 
     Arguments:
         timeout: seconds that they have for what they were sent and for leaving.
@@ -449,8 +460,7 @@ def stop_all(
     running = _wait_stopped(running, dict.fromkeys(running, clock() + min(0.5, timeout)), clock)
     for child in running:
         child.kill()
-    for child in children:
-        child.take_open()
+    return [request for child in children for request in child.take_open()]
 
 
 def _wait_stopped(children: list[Child], ends: Mapping[Child, float], clock: Callable[[], float]) -> list[Child]:

@@ -14,7 +14,7 @@ from envsup.ready import ReadyObservations
 from envsup.round_reader import RoundReader
 from envsup.slots import Slots
 from envsup.spaces import ABSENT, assemble, strip
-from envsup.values import copy_value
+from envsup.values import copy_value, has_mask, leaf
 from envsup.waiting import Waiting
 
 _NOTHING: Any = object()
@@ -231,7 +231,7 @@ class ArrayCollector(Collector):
             last_good = self._last_good.raw(env_id, _NOTHING)
             return (last_good, _NOTHING), True, self._abnormal_info(env_id, result), True
         obs, reward, done, info = self._parts(env_id, result)
-        return (obs, reward), bool(np.any(done)), info or {}, False
+        return (obs, reward), bool(done), info or {}, False
 
 
 class _Table:
@@ -287,10 +287,11 @@ def stack(values: Sequence[Any]) -> Any:
         return {key: stack([value[key] for value in values]) for key in first}
     if isinstance(first, tuple) and all(isinstance(v, tuple) and len(v) == len(first) for v in values):
         return tuple(stack(items) for items in zip(*values))
-    if all(isinstance(value, (np.ndarray, *_NUMBERS)) for value in values):
-        arrays = [np.asarray(value) for value in values]
-        if len({(array.dtype, array.shape) for array in arrays}) == 1:
-            return np.stack(arrays)
+    if not any(value is None or isinstance(value, (str, bytes, dict, tuple)) for value in values):
+        arrays = [leaf(value) for value in values]  # Lists and tensors too, as a timestep has them.
+        alike = len({(array.dtype, array.shape) for array in arrays}) == 1
+        if alike and (arrays[0].dtype != object or all(isinstance(value, np.ndarray) for value in values)):
+            return np.ma.stack(arrays) if has_mask(arrays) else np.stack(arrays)
     objects = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         objects[row] = copy_value(value)

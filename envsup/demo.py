@@ -235,7 +235,7 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=at_least(MIN_STEPS), metavar="N", help="over all environments")
     parser.add_argument("--type", choices=[kind.value for kind in DEFAULT_STEPS], default="process", help="of workers")
     parser.add_argument("--no-faults", action="store_true", help="break nothing")
-    parser.add_argument("--seed", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     parser.add_argument("--render", type=_mp4, metavar="FILE.mp4", help="write a video of all environments")
     args = parser.parse_args(argv)
     args.type = ChildType(args.type)
@@ -302,7 +302,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     args = parse_args(sys.argv[1:] if argv is None else argv)
     try:
         supervisor = make_supervisor(args)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         print(f"envsup: cannot make {args.env}: {one_line(error)}", file=sys.stderr)
         return 2
     try:

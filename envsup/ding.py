@@ -63,7 +63,7 @@ class DingEnvSupervisor(EnvSupervisor):
             RuntimeError: if an environment draws nothing.
             TimeoutError: if it took longer than ``reset_timeout``.
         """
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
         ids = self.ready_obs_id
         payloads = [SendPayload(env_id, method="_frame") for env_id in ids]
         return dict(zip(ids, data_of(self._ask(payloads, self._ask_timeout())))) if ids else {}

@@ -9,9 +9,12 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping as MappingABC
+from collections.abc import Set as SetABC
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union
+
+import numpy as np
 
 from envsup.arena import Arena, ArenaShape
 from envsup.arguments import (
@@ -21,11 +24,14 @@ from envsup.arguments import (
     positive_int_or_auto,
     process_only,
     recovers,
+    replay_paths_of,
     restart_limit_of,
     retry_type_of,
     retry_waiting_time_of,
     seed_value,
+    switch,
     timeout_of,
+    tries_of,
     worker_limits_of,
     worker_threads_of,
 )
@@ -169,12 +175,13 @@ class EnvSupervisor(SteppingSupervisor):
         self._capture_stderr = process_only("capture_stderr", capture_stderr, in_process)
         if self._type is ChildType.THREAD and (shared_memory or copy_on_get):
             logger.warning("shared_memory and copy_on_get only work with processes.")
+        shared_memory, copy_on_get = switch("shared_memory", shared_memory), switch("copy_on_get", copy_on_get)
         self._shared_memory = in_process and shared_memory
-        self._copy_on_get = not (in_process and shared_memory) or copy_on_get
+        self._copy_on_get = not self._shared_memory or copy_on_get
         self._retry_type = retry_type_of(retry_type)
-        self._auto_reset = auto_reset
+        self._auto_reset = switch("auto_reset", auto_reset)
         self._episode_num = positive("episode_num", episode_num)
-        self._max_try = int(positive("max_try", max_try or max_retry or 1))
+        self._max_try = tries_of("max_try", max_try or max_retry or 1)
         self._reset_timeout = timeout_of("reset_timeout", reset_timeout)
         self._step_timeout = timeout_of("step_timeout", step_timeout)
         self._launch_timeout = timeout_of("launch_timeout", launch_timeout)
@@ -200,7 +207,7 @@ class EnvSupervisor(SteppingSupervisor):
         for first in range(0, len(hosted), self._envs_per_child):
             self._place_worker([self._add_child(hosted[first : first + self._envs_per_child])])
         self._forget_environments()
-        if timesteps:
+        if switch("timesteps", timesteps):
             _ = self._maker
 
     def _placement(self, options: Any, address: Optional[str], copies: bool) -> Callable[[Sequence[Any]], None]:
@@ -256,8 +263,9 @@ class EnvSupervisor(SteppingSupervisor):
     def _seeds(self, seed: Any) -> dict[int, Optional[int]]:
         if isinstance(seed, numbers.Integral) and not isinstance(seed, bool):
             return {i: int(seed) + i for i in range(self.env_num)}
-        if isinstance(seed, (list, tuple)) or type(seed).__name__ == "ndarray":
-            assert len(seed) == self.env_num, f"there are {len(seed)} seeds for {self.env_num} environments"
+        if isinstance(seed, (list, tuple)) or (isinstance(seed, np.ndarray) and seed.ndim):
+            if len(seed) != self.env_num:
+                raise AssertionError(f"there are {len(seed)} seeds for {self.env_num} environments")
             return {i: seed_value(s) for i, s in enumerate(seed)}
         if isinstance(seed, MappingABC):
             self._check_ids(seed)
@@ -270,10 +278,7 @@ class EnvSupervisor(SteppingSupervisor):
         Arguments:
             replay_path: one folder for all, or one for each.
         """
-        paths = [replay_path] * self.env_num if isinstance(replay_path, (str, os.PathLike)) else list(replay_path)
-        if len(paths) != self.env_num:
-            raise ValueError(f"there are {len(paths)} replay paths for {self.env_num} environments")
-        self._env_replay_path = [os.fspath(path) for path in paths]
+        self._env_replay_path = replay_paths_of(replay_path, self.env_num)
 
     # -- running --
 
@@ -292,12 +297,14 @@ class EnvSupervisor(SteppingSupervisor):
             RuntimeError: if an environment could not be reset in ``max_try`` tries.
             OSError: if the file for ``trace`` cannot be written; nothing is started then.
         """
-        assert self.closed, "Please first close the env supervisor before launching it."
-        if reset_param is not None:
-            assert len(reset_param) == self.env_num, f"{len(reset_param)} reset_param for {self.env_num} environments"
+        if self._running:
+            raise AssertionError("Please first close the env supervisor before launching it.")
+        if reset_param is not None and _count(reset_param) != self.env_num:
+            raise AssertionError(f"{len(reset_param)} reset_param for {self.env_num} environments")
         params = self._reset_params(reset_param)
         with self._lock:
-            assert self.closed, "Another thread is launching the env supervisor."
+            if self._running:
+                raise AssertionError("Another thread is launching the env supervisor.")
             self._start_workers()
         owner = Waiting() if block else None
         try:
@@ -351,7 +358,7 @@ class EnvSupervisor(SteppingSupervisor):
         Raises:
             ValueError: for an environment that is not there; nothing is reset then.
         """
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
         params = self._reset_params(reset_param)
         owner = Waiting() if block else None
         with self._lock:
@@ -400,13 +407,20 @@ class EnvSupervisor(SteppingSupervisor):
         self._forget_environments()
 
     def _reset_params(self, reset_param: ResetParam) -> dict[int, dict[str, Any]]:
-        if not reset_param:
+        if reset_param is None or not _count(reset_param):
             return {i: {} for i in range(self.env_num)}
         if not isinstance(reset_param, MappingABC):
             if len(reset_param) > self.env_num:
                 raise ValueError(f"{len(reset_param)} reset parameters for {self.env_num} environments")
             reset_param = dict(enumerate(reset_param))
         return {i: own_copy(param) for i, param in self._check_ids(reset_param).items()}
+
+
+def _count(reset_param: Any) -> int:
+    """For how many environments there are parameters."""
+    if isinstance(reset_param, (str, bytes, SetABC)) or not hasattr(reset_param, "__len__"):
+        raise TypeError(f"reset_param is a list or a dict of keyword arguments, not {type(reset_param).__name__}")
+    return len(reset_param)
 
 
 def _reset_call(param: dict[str, Any]) -> Any:

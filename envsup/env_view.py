@@ -9,7 +9,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.arguments import AUTO, positive_int
+from envsup.arguments import AUTO, check_name, positive_int
 from envsup.child import Child
 from envsup.envs import read_attribute
 from envsup.frame import Picture
@@ -132,6 +132,10 @@ class EnvView(ObservedSupervisor):
         """The methods that every environment has."""
         return ["reset", "step", "seed", "close", "enable_save_replay"]
 
+    def _require_running(self) -> None:
+        if not self._running:
+            raise AssertionError("The env supervisor is closed.")  # "python -O" has no assert statements.
+
     @property
     def closed(self) -> bool:
         """Whether the workers are not running."""
@@ -183,7 +187,8 @@ class EnvView(ObservedSupervisor):
             AttributeError: if the method is private; else what it raised in the first worker that raised.
             TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
         """
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
+        check_name(method)
         if method.startswith("_"):
             raise AttributeError(f"{method} is private and is not run in a worker")
         payloads = [SendPayload(i, method=method, args=list(args), kwargs=kwargs) for i in self._named_ids(env_id)]
@@ -203,7 +208,7 @@ class EnvView(ObservedSupervisor):
             uint8 of shape ``(height, width, 3)``, RGB.  An environment that takes longer than ``reset_timeout``
             (``step_timeout`` if there is none) is a dark tile, too.
         """
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
         side = None if max_side is None else positive_int("max_side", max_side)
         payloads = [SendPayload(i, method="_render_frame", args=[side]) for i in range(self.env_num)]
         drawn = [reply.data if reply.err is None else reply.err for reply in self._ask(payloads, self._ask_timeout())]
@@ -225,12 +230,13 @@ class EnvView(ObservedSupervisor):
             ValueError: for an unknown environment, or another number of values than of environments.
             TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
         """
+        check_name(name)
         if name.startswith("_"):
             raise AttributeError(f"{name} is private and is not set in a worker")
         self._set_attributes(name, values, self._named_ids(env_id))
 
     def _set_attributes(self, name: str, values: Any, ids: Sequence[int]) -> None:
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
         if not isinstance(values, (list, tuple)):
             values = [values] * len(ids)
         if len(values) != len(ids):

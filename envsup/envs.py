@@ -67,7 +67,7 @@ class Environment:
             raise AttributeError(name)
         return read_attribute(self._env, name)
 
-    def reset(self, **kwargs: Any) -> Any:
+    def reset(self, /, **kwargs: Any) -> Any:
         """Reset the environment; returns the observation alone, and keeps the info."""
         if self._next_seed is not None:
             kwargs.setdefault("seed", self._next_seed)

@@ -8,6 +8,7 @@ from typing import Any, Optional, TypeVar, Union
 import numpy as np
 
 from envsup.arena import Array
+from envsup.values import has_mask
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class ReadyObservations(MutableMapping[int, Any]):
         stacked: Array = block.copy()
         for i, row in own.items():
             if type(row) is not np.ndarray or row.dtype != block.dtype or row.shape != block.shape[1:]:
-                return None
+                return _stack([self.raw(i, None) for i in env_ids])
             stacked[i] = row
         return stacked
 
@@ -99,10 +100,16 @@ def _stack(rows: Sequence[Any]) -> Any:
         items = tuple(_stack(column) for column in zip(*rows))
         return None if any(leaf is None for leaf in items) else items
     if kind is not np.ndarray or first.dtype == object:
-        return None
+        return _stack_masked(rows) if has_mask(rows) else None
     array = np.empty((len(rows), *first.shape), dtype=first.dtype)
     for place, row in enumerate(rows):
         if type(row) is not np.ndarray or row.dtype != first.dtype or row.shape != first.shape:
-            return None
+            return _stack_masked(rows) if has_mask(rows) else None
         array[place] = row
     return array
+
+
+def _stack_masked(rows: Sequence[Any]) -> Any:
+    if not all(isinstance(row, np.ndarray) and row.dtype != object for row in rows):
+        return None
+    return np.ma.stack(rows) if len({(row.dtype, row.shape) for row in rows}) == 1 else None

@@ -44,7 +44,7 @@ class ReceiveAll:
         self._remain: RemainPayloads = {}
         # Several requests may have the same req_id, which the dict of the callback cannot hold.
         self._twins: list[SendPayload] = []
-        for payload in payloads:
+        for payload in self._wanted:
             if payload.req_id in self._remain:
                 self._twins.append(payload)
             else:
@@ -59,7 +59,16 @@ class ReceiveAll:
                 self._accept(payload)
             else:
                 self._expire()
-        return [self._results[_key(payload)].popleft() for payload in self._wanted]
+        return [self._result_of(payload) for payload in self._wanted]
+
+    def _result_of(self, payload: SendPayload) -> RecvPayload:
+        found = self._results.get(_key(payload))
+        if not found:
+            raise ValueError(
+                f"request {payload.req_id!r} to {payload.proc_id} has no reply: the callback took it out of those that "
+                "are awaited"
+            )
+        return found.popleft()
 
     def _open(self) -> dict[Key, SendPayload]:
         found = {(payload.proc_id, req_id): payload for req_id, payload in self._remain.items()}
@@ -92,6 +101,7 @@ class ReceiveAll:
             raise payload.err
         if self._callback is not None:
             self._callback(payload, self._remain)
+            _check_remaining(self._remain)
 
     def _expire(self) -> None:
         now = self._supervisor.clock()
@@ -106,6 +116,15 @@ class ReceiveAll:
         for payload in late.values():
             missing = RecvPayload(payload.proc_id, payload.req_id, payload.method, err=TimeoutError(error))
             self._accept(missing)
+
+
+def _check_remaining(remain: RemainPayloads) -> None:
+    """What a callback has added is found again by its key, and by nothing else."""
+    for req_id, payload in remain.items():
+        if not isinstance(payload, SendPayload):
+            raise TypeError(f"remain_payloads holds requests (SendPayload), not {type(payload).__name__}")
+        if payload.req_id is not req_id and payload.req_id != req_id:
+            raise ValueError(f"remain_payloads holds each request under its req_id, {payload.req_id!r}, not {req_id!r}")
 
 
 def _key(payload: SendPayload) -> Key:

@@ -29,7 +29,8 @@ def parse_args(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m envsup replay",
         description="Run the episode that led to a failure again, in the foreground.",
-        epilog="Exit status: 0 if the episode ran through, 1 if it failed again, 2 if it could not be run.",
+        epilog="Exit status: 0 if the episode ran through, 1 if it failed again, 2 if it could not be run, "
+        "130 if it was interrupted.",
     )
     add = parser.add_argument
     add(
@@ -91,9 +92,13 @@ def attempt(episode: FailedEpisode, env: Environment, args: argparse.Namespace) 
         with progress_bar(len(episode.actions)) if args.quiet else NoProgress(0) as bar:
             run(episode, env, (lambda line: None) if args.quiet else (lambda line: print(line, flush=True)), bar)
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        traceback.print_exc()
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if args.pdb or not interrupted:
+            traceback.print_exc()
         if args.pdb:
             pdb.post_mortem(error.__traceback__)
+        if interrupted:
+            raise  # It has not failed.
         return FAILED_AGAIN
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -113,11 +118,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             show_left_out(episode)
             return UNUSABLE
         env = Environment(factory_of(args.env, args.api, args.render_mode)(), episode.env_id, owns_process=True)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         print(f"envsup: {type(error).__name__}: {error}", file=sys.stderr)
         return UNUSABLE
     show(episode)
     try:
         return attempt(episode, env, args)
     finally:
+        _close(env)
+
+
+def _close(env: Environment) -> None:
+    try:
         env.close()
+    except (Exception, SystemExit) as error:
+        print(f"envsup: closing the environment: {type(error).__name__}: {error}", file=sys.stderr)

@@ -6,17 +6,18 @@ import logging
 import math
 import queue
 from collections.abc import Mapping as MappingABC
+from collections.abc import Set as SetABC
 from functools import partial
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
 
 import numpy as np
 
-from envsup.arguments import own_copy, positive_int
+from envsup.arguments import check_request, own_copy, positive_int
 from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
 from envsup.env_view import EnvView
 from envsup.lifecycle import EnvState
 from envsup.observed import traced
-from envsup.payload import RecvPayload, SendPayload
+from envsup.payload import RecvPayload, ReserveMethod, SendPayload
 from envsup.waiting import Waiting
 
 logger = logging.getLogger("envsup")
@@ -57,7 +58,7 @@ class SteppingSupervisor(EnvView):
             AssertionError: if the supervisor is closed or there is no action.
             ValueError: for an unknown environment, or a number of actions that fits nothing.
         """
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
         with self._lock:
             env_ids, to_send = self._addressed(actions)
             maker = self._maker  # It is imported before anything has a time limit.
@@ -89,7 +90,7 @@ class SteppingSupervisor(EnvView):
             AssertionError: if the supervisor is closed or there is no action.
             ValueError: for an unknown environment, one that is named twice, or a number of actions that fits nothing.
         """
-        assert not self.closed, "The env supervisor is closed."
+        self._require_running()
         with self._lock:
             if env_ids is None:
                 ids, to_send = self._addressed(actions)
@@ -109,24 +110,20 @@ class SteppingSupervisor(EnvView):
             raise ValueError("actions are a sequence if env_ids are given, not a mapping")
         if len(ids) < len(env_ids):
             raise ValueError(f"an environment is named twice in {list(env_ids)}")
-        if not hasattr(actions, "__len__"):
-            raise ValueError(f"actions are a sequence, not {type(actions).__name__}")
-        if len(actions) != len(ids):
-            raise ValueError(f"{len(actions)} actions for {len(ids)} environments")
-        assert ids, "There is no action."
+        count = _count(actions, "a sequence")
+        if count != len(ids):
+            raise ValueError(f"{count} actions for {len(ids)} environments")
+        _require_any(count)
         return ids, _as_sequence(actions)
 
     def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
         if isinstance(actions, MappingABC):
-            assert len(actions), "There is no action."
+            _require_any(len(actions))
             by_id = self._check_ids(actions)
             return list(by_id), list(by_id.values())
-        try:
-            count = len(actions)
-        except TypeError:
-            raise ValueError(f"actions are a dict or a sequence, not {type(actions).__name__}") from None
-        assert count, "There is no action."
+        count = _count(actions, "a dict or a sequence")
+        _require_any(count)
         ids = self.ready_obs_id
         if count != len(ids):
             if count != self.env_num:
@@ -271,8 +268,14 @@ class SteppingSupervisor(EnvView):
         """Send a request of your own; its reply comes out of ``recv`` or ``recv_all``."""
         if not self._running:
             return super().send(payload)
+        check_request(payload)
         self._check_ids({payload.proc_id: None})
-        hash(payload.req_id)
+        if payload.method == "step" and len(payload.args) + len(payload.kwargs) != 1:
+            raise TypeError(f"a step takes one action, not {len(payload.args) + len(payload.kwargs)}")
+        if payload.method == "reset" and payload.args:
+            raise TypeError("a reset takes keyword arguments alone")
+        if str(payload.method).startswith("_") and payload.method not in tuple(ReserveMethod):
+            raise AttributeError(f"{payload.method} is private and is not run in a worker")
         with self._lock:
             if payload.method == "step":
                 (action,) = (*payload.args, *payload.kwargs.values())
@@ -303,6 +306,21 @@ class SteppingSupervisor(EnvView):
             self._renew(env)
         else:
             self._next_episode(env, owner, payload, by_caller=True)
+
+
+def _require_any(count: int) -> None:
+    if not count:
+        raise AssertionError("There is no action.")
+
+
+def _count(actions: Any, allowed: str) -> int:
+    """How many actions there are; a text or a set of them has no order that fits environments."""
+    if not isinstance(actions, (str, bytes, SetABC)):
+        try:
+            return len(actions)
+        except TypeError:
+            pass
+    raise ValueError(f"actions are {allowed}, not {type(actions).__name__}")
 
 
 def _as_sequence(actions: Any) -> Sequence[Any]:

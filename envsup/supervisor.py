@@ -12,7 +12,8 @@ from multiprocessing.context import BaseContext
 from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 
 from envsup.arena import FAILED
-from envsup.child import Child, close_timeout
+from envsup.arguments import check_name, check_request
+from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, close_timeout
 from envsup.inbox import Inbox, Key
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.receive_all import ReceiveAll, RemainPayloads
@@ -55,30 +56,43 @@ class Supervisor(WorkerGroup):
             shm_buffer: given to ``shm_callback``.
             shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before a reply is sent.
         """
+        if shm_callback is not None and not callable(shm_callback):
+            raise TypeError(f"shm_callback is a function, not {type(shm_callback).__name__}")
         hosted = Hosted(len(self._child_of), init, shm_buffer, shm_callback)
         self._add_child([hosted])
 
     def send(self, payload: SendPayload) -> None:
         """Send a request, whose reply comes out of ``recv`` or ``recv_all``.
 
+        ``ReserveMethod.SHUTDOWN`` ends that worker when it has done what it was sent, and returns when it has left; the
+        next request starts a new one.
+
         Raises:
             ValueError: if there is no such worker.
-            TypeError: if the request cannot be pickled.
+            TypeError: if the request cannot be pickled, or is none.
         """
         if not self._running:
             logger.warning("Nothing was sent: please call start_link before sending any payload.")
             return
-        hash(payload.req_id)
+        check_request(payload)
         child = self._child(payload.proc_id)
         with self._lock:
+            if payload.method == ReserveMethod.SHUTDOWN:
+                return self._end_worker(child, payload)
             if not child.alive:
                 error = self._deaths.pop(payload.proc_id, None)
                 if error is not None:
-                    self._inbox.put(RecvPayload(payload.proc_id, payload.req_id, payload.method, err=error))
+                    self._inbox.put(_reply_to(payload, error))
                     self._wake()
                     return
                 child.start()
             child.send(payload)
+
+    def _end_worker(self, child: Child, payload: SendPayload) -> None:
+        in_time = self._wait(lambda: not child.open, DEFAULT_CLOSE_TIMEOUT)
+        child.shutdown(None if in_time else 0.0)
+        self._inbox.put(_reply_to(payload))
+        self._wake()
 
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:
         """The next reply of any worker.
@@ -118,7 +132,9 @@ class Supervisor(WorkerGroup):
             TimeoutError: if a request was not answered in time; with ignore_err, that is the ``err`` of its payload.
             SupervisorClosed: if the supervisor is closed while this waits.
         """
-        assert send_payloads, "There is no request to wait for."
+        send_payloads = list(send_payloads or ())
+        if not send_payloads:
+            raise AssertionError("There is no request to wait for.")
         return ReceiveAll(self, send_payloads, ignore_err, callback, timeout).run()
 
     def get_child_attr(self, proc_id: int, key: str) -> Any:
@@ -127,7 +143,8 @@ class Supervisor(WorkerGroup):
         Raises:
             AttributeError: if it is private or a method; else what reading it raised in the worker.
         """
-        assert self._running, "The supervisor is not running, please call start_link first."
+        if not self._running:
+            raise AssertionError("The supervisor is not running, please call start_link first.")
         return self._read_attribute([proc_id], key)[0]
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
@@ -147,7 +164,8 @@ class Supervisor(WorkerGroup):
     def __getattr__(self, key: str) -> list[Any]:
         if key.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {key!r}")
-        assert self._running, f"{key!r} is read from the workers, which are not running: call start_link first."
+        if not self._running:
+            raise AssertionError(f"{key!r} is read from the workers, which are not running: call start_link first.")
         return self._read_attribute(list(self._child_of), key)
 
     def __reduce_ex__(self, _: object) -> NoReturn:
@@ -236,6 +254,7 @@ class Supervisor(WorkerGroup):
             child.start()
 
     def _read_attribute(self, proc_ids: list[int], key: str) -> list[Any]:
+        check_name(key)
         if key.startswith("_"):
             raise AttributeError(f"{key} is private and is not read from a worker")
         payloads = [SendPayload(i, method=ReserveMethod.GETATTR, args=[key]) for i in proc_ids]
@@ -258,7 +277,11 @@ def _payload_of(request: Request) -> RecvPayload:
     sent = request.payload
     if sent is None:
         return RecvPayload(request.proc_ids[0], f"{request.seq}", request.method)
-    return RecvPayload(sent.proc_id, sent.req_id, sent.method)
+    return _reply_to(sent)
+
+
+def _reply_to(sent: SendPayload, error: Optional[Exception] = None) -> RecvPayload:
+    return RecvPayload(sent.proc_id, sent.req_id, sent.method, err=error)
 
 
 def data_of(payloads: Sequence[RecvPayload]) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any, Callable, Optional, Sequence
 import numpy as np
 
 from envsup.spaces import identifier
+from envsup.values import leaf, object_leaf
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # treevalue registers itself with torch in an old way.
@@ -25,7 +26,7 @@ MakeTree = Callable[[TreeStorage], Any]
 # Past the class's own call, which is for values that are no storage yet, and costs as much as the rest.
 _make_tree: MakeTree = partial(type.__call__, tnp.ndarray)
 _identifier = cache(identifier)
-_SCALARS = (bool, int, float, complex, np.generic)
+_TREES = (TreeValue, TreeStorage)
 
 
 def timestep(
@@ -66,7 +67,7 @@ def fill_info(storage: Any, info: dict[str, bool]) -> None:
 
 def abnormal(info: dict[str, Any], env_id: int, make: MakeTree = _make_tree) -> Any:
     """The timestep of a step that failed."""
-    nothing = {name: _object_leaf(None) for name in ("obs", "reward", "done")}
+    nothing = {name: object_leaf(None) for name in ("obs", "reward", "done")}
     return make(create_storage({**nothing, "info": _info(info), "env_id": np.array(env_id)}))
 
 
@@ -76,6 +77,8 @@ def node(value: Any) -> Any:
         return create_storage({key: node(item) for key, item in _named(value)})
     if isinstance(value, tuple):
         return create_storage({f"_{i}": node(item) for i, item in enumerate(value)})
+    if isinstance(value, _TREES):
+        return create_storage({key: node(item) for key, item in _storage(value).iter_items()})
     return leaf(value)
 
 
@@ -83,14 +86,23 @@ def _info(info: dict[Any, Any]) -> Any:
     try:
         return create_storage(info_nodes(info))
     except RecursionError:  # A dict that holds itself is no tree.
-        return create_storage({key: _object_leaf(item) for key, item in _named(info)})
+        return create_storage({key: object_leaf(item) for key, item in _named(info)})
 
 
 def info_nodes(info: dict[Any, Any]) -> dict[str, Any]:
     """The leaves and storages of an info dict, under keys that are identifiers."""
-    return {
-        key: create_storage(info_nodes(item)) if isinstance(item, dict) else leaf(item) for key, item in _named(info)
-    }
+    return {key: _info_node(item) for key, item in _named(info)}
+
+
+def _info_node(item: Any) -> Any:
+    if isinstance(item, dict):
+        return create_storage(info_nodes(item))
+    return node(item) if isinstance(item, _TREES) else leaf(item)
+
+
+def _storage(value: Any) -> Any:
+    """Of a tree, whose methods may be hidden by keys of their names."""
+    return value if isinstance(value, TreeStorage) else TreeValue._detach(value)
 
 
 def _named(values: dict[Any, Any]) -> list[tuple[str, Any]]:
@@ -103,39 +115,6 @@ def _named(values: dict[Any, Any]) -> list[tuple[str, Any]]:
             name = f"{base}_{number}"
         taken[name] = item
     return list(taken.items())
-
-
-def leaf(value: Any) -> Any:
-    """The value as an ndarray: of its own dtype if numpy has one that keeps it, else a 0-d array of dtype object."""
-    if isinstance(value, np.ndarray):
-        return value
-    if isinstance(value, _SCALARS):
-        return np.array(value)
-    if isinstance(value, (str, bytes)):
-        # numpy drops trailing zeros.
-        return _object_leaf(value) if value[-1:] in ("\0", b"\0") else np.array(value)
-    if isinstance(value, (list, tuple)) or hasattr(type(value), "__array__"):
-        return _array(value)
-    return _object_leaf(value)
-
-
-def _array(value: Any) -> Any:
-    try:
-        array = np.array(value)
-    except Exception:
-        return _object_leaf(value)
-    return array if array.dtype != object and _keeps(array, value) else _object_leaf(value)
-
-
-def _keeps(array: Any, value: Any) -> bool:
-    """numpy turns [1, "a"] and [b"a\\0"] into something else than they were."""
-    return array.dtype.kind not in "SU" or bool(array.tolist() == list(value))
-
-
-def _object_leaf(value: Any) -> Any:
-    array = np.empty(1, dtype=object)
-    array[0] = value
-    return array.reshape(())
 
 
 def tree(value: Any) -> Any:

@@ -212,7 +212,9 @@ def read_public(target: Any, name: str) -> Any:
         raise AttributeError(f"{name} is private and is not read from a worker")
     value = getattr(target, name)
     if inspect.ismethod(value):
-        raise AttributeError(method_hint(name))
+        if isinstance(target, Environment):
+            raise AttributeError(method_hint(name))
+        raise AttributeError(f"{name} is a method: run it in the worker by send(SendPayload(..., method={name!r}))")
     return value
 
 
@@ -232,8 +234,10 @@ def _through_callback(hosted: Hosted, call: Call, status: int, data: Any) -> tup
         hosted.shm_callback(payload, hosted.shm_buffer)
     except BaseException as error:
         payload.err = error
-    if payload.err is not None:
+    if isinstance(payload.err, BaseException):
         return FAILED, payload.err
+    if payload.err is not None:
+        return FAILED, TypeError(f"shm_callback set an err that is no exception: {payload.err!r}")
     return 0, (payload.data, payload.extra)
 
 

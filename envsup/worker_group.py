@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import time
 import weakref
@@ -71,7 +72,8 @@ class WorkerGroup(WaitingLoop):
     # -- the workers --
 
     def _add_child(self, hosted: list[Hosted]) -> Child:
-        assert not self._running, "Register before start_link."
+        if self._running:
+            raise AssertionError("Register before start_link.")
         child = self.TYPE_MAPPING[self._type](hosted, self, self._launch_timeout)
         self._children.append(child)
         for item in hosted:
@@ -79,10 +81,13 @@ class WorkerGroup(WaitingLoop):
         return child
 
     def _child(self, proc_id: int) -> Child:
-        try:
-            return self._child_of[proc_id]
-        except (KeyError, TypeError):
-            raise ValueError(f"there is no worker {proc_id!r}; there are 0 to {len(self._child_of) - 1}") from None
+        child = None
+        if isinstance(proc_id, numbers.Integral) and not isinstance(proc_id, bool):  # 1.0 and True are equal to 1.
+            child = self._child_of.get(int(proc_id))
+        if child is None:
+            known = f"there are 0 to {len(self._child_of) - 1}" if self._child_of else "none was registered"
+            raise ValueError(f"there is no worker {proc_id!r}; {known}")
+        return child
 
     def start_link(self) -> None:
         """Start the workers; does nothing when they run.

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from helpers_failures import wait_until
 from support import Clock, Make, in_thread, scripted
 from test_timeouts import advance_when_stuck, gates
@@ -45,6 +46,33 @@ def plain(value: Any) -> Any:
 
 
 # -- rows --
+
+
+@pytest.mark.parametrize("obs", [[1.0, 2.0], torch.tensor([1.0, 2.0]), {"a": [1, 2]}, (torch.ones(1), 2.0)])
+def test_lists_and_tensors_are_arrays_as_in_a_timestep(make_local: Make, obs: Any) -> None:
+    """``step`` and ``ready_obs`` gave arrays of numbers, and this an array of lists."""
+    sup = make_local([player((obs, 0.0, False, {}), first=obs, observation_space=Text())] * 2)
+    sup.launch()
+    found = sup.step_arrays([0, 0])[0]
+    leaves = list(found.values()) if isinstance(found, dict) else found if isinstance(found, tuple) else [found]
+    assert all(leaf.dtype != object and len(leaf) == 2 for leaf in leaves)
+
+
+def test_masks_are_kept(make_local: Make) -> None:
+    """Stacking dropped the mask, and showed what it hides."""
+    obs = np.ma.array([1.0, 2.0], mask=[True, False])
+    sup = make_local([player((obs, 0.0, False, {}), first=obs)] * 2)
+    sup.launch()
+    assert sup.ready_obs.tolist() == [[None, 2.0]] * 2
+    assert sup.step_arrays([0, 0])[0].tolist() == [[None, 2.0]] * 2
+    assert sup.ready_obs.tolist() == [[None, 2.0]] * 2
+
+
+def test_done_that_is_a_tensor(make_local: Make) -> None:
+    """The call raised, and the replies of all environments were lost."""
+    sup = make_local([player((vector(1, 2), 0.0, torch.tensor(True), {}))], auto_reset=False)
+    sup.launch()
+    assert sup.step_arrays([0])[2].tolist() == [True]
 
 
 @pytest.mark.with_ray

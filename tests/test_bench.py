@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -482,6 +483,7 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         (["--env", "X-v0", "--seconds", "nan"], "must be more than 0"),
         (["--env", "X-v0", "--seconds", "long"], "invalid float value: 'long'"),
         (["--env", "X-v0", "--mode", "both"], "invalid choice: 'both'"),
+        (["--env", "X-v0", "--seed", "-1"], "must be at least 0"),
     ],
 )
 def test_bad_options(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -505,3 +507,60 @@ def test_missing_library(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     assert main(["bench", "--env", "CartPole-v1", "--api", "gym"]) == 2
     message = "envsup: cannot make CartPole-v1: ImportError: gym is not installed: pip install gym\n"
     assert capsys.readouterr().err == message
+
+
+class Zeros:
+    """An action space of one action."""
+
+    def seed(self, seed: int) -> None:
+        """There is no chance in it."""
+
+    def sample(self) -> int:
+        """That action."""
+        return 0
+
+
+class Deadly(ScriptedEnv):
+    """Ends its process in the first step."""
+
+    action_space: Any = Zeros()
+
+    def step(self, action: Any) -> Any:
+        """End."""
+        os._exit(3)
+
+
+def _exits() -> Any:
+    sys.exit(4)
+
+
+def test_environment_that_ends_its_process_fails_its_measurements_alone(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In a thread, or without a worker, it ended the bench and all that it had found."""
+    monkeypatch.setattr(Plan, "factories", lambda self, count: [Deadly] * count)
+    assert main(["bench", "--env", "X-v0", "--num-envs", "1", *SHORT]) == 1
+    output = capfd.readouterr().out
+    assert "it ended the process that it ran in: exit code 3 (thread 1/1 step, thread 1/1 step_arrays, with" in output
+    assert output.endswith("every setting failed\n")
+
+
+def test_factory_that_exits_is_told_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ended without a word."""
+    monkeypatch.setattr(Plan, "factories", lambda self, count: [_exits] * count)
+    assert main(["bench", "--env", "X-v0"]) == 2
+    assert "cannot make X-v0: RemoteError: SystemExit: 4" in capsys.readouterr().err
+
+
+def test_arrays_of_steps_that_fail_are_no_measurement(make_fork: Make) -> None:
+    """They were ranked, and said to be the fastest."""
+    sup = make_fork(ENVS)
+    sup.launch()
+    with pytest.raises(ScriptedError):
+        rate_of_call(sup, [[1, "raise", 3]], 10.0, "step_arrays", Ticks())
+
+
+def test_no_action_space_is_said(make_fork: Make) -> None:
+    """NoneType had no attribute 'seed'."""
+    with pytest.raises(ValueError, match="action space of the environment is None"):
+        draw(None, 1, 0)

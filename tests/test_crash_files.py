@@ -17,6 +17,7 @@ import pytest
 from support import THREAD, Clock, Make, abnormal, in_thread, kinds, scripted, step, wait_until_waiting
 
 from envsup import EnvSupervisor, crash_files, replay
+from envsup.__main__ import main
 from envsup.crash_files import CrashFiles, FailedEpisode, load
 from envsup.episode_log import EpisodeLog
 from envsup.testing import Gate, ScriptedEnv
@@ -191,6 +192,36 @@ def test_episode_fails_again_in_the_foreground(crash_file: Path, capsys: pytest.
 def test_episode_that_runs_through(crash_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert replay.main([str(crash_file), "--env", "envsup.testing:ScriptedEnv", "--quiet"]) == replay.RAN_THROUGH
     assert capsys.readouterr().out.endswith("the episode ran through: the failure did not come again\n")
+
+
+class Interrupted(ScriptedEnv):
+    """Somebody presses Ctrl-C in its second step; it cannot be closed."""
+
+    def step(self, action: Any) -> Any:
+        """A step, or Ctrl-C."""
+        if self.t == 1:
+            raise KeyboardInterrupt
+        return super().step(action)
+
+    def close(self) -> None:
+        """Not now."""
+        raise ArithmeticError("not now")
+
+
+def test_interrupted_replay_has_not_failed(crash_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It showed a traceback and had the exit status of a failure, and so had a close that raises."""
+    assert main(["replay", str(crash_file), "--env", "test_crash_files:Interrupted"]) == 130
+    assert capsys.readouterr().err == ("envsup: closing the environment: ArithmeticError: not now\ninterrupted\n")
+
+
+def _leave() -> Any:
+    sys.exit(3)
+
+
+def test_factory_that_exits_is_told_of(crash_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command ended without a word."""
+    assert replay.main([str(crash_file), "--env", "test_crash_files:_leave"]) == replay.UNUSABLE
+    assert capsys.readouterr().err == "envsup: SystemExit: 3\n"
 
 
 def test_debugger_is_entered_where_it_failed(crash_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

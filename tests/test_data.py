@@ -498,6 +498,14 @@ def test_values_of_any_kind_survive(make_local: Make) -> None:
             assert found.tolist() == value, name
 
 
+def test_trees_of_treetensor_arrive_as_trees(make_local: Make) -> None:
+    """A step had one as an object, and threads made something else of it by copying."""
+    tree = tnp.array({"a": np.ones(2), "b": {"items": np.zeros(1)}})
+    sup = make_local(partial(Player, [(tree, 0.0, False, {"tree": tree})], tree, Text()))
+    timestep = play(sup, 1)[0]
+    assert plain(timestep.obs) == plain(timestep.info.tree) == plain(tree)
+
+
 def test_lambda_in_info_survives(make_local: Make) -> None:
     assert info_of(make_local, {"f": lambda: 3}).f.item()() == 3
 

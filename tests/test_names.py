@@ -7,6 +7,8 @@ import dataclasses
 import enum
 import multiprocessing
 import pickle
+import subprocess
+import sys
 import uuid
 from functools import partial
 from typing import Any
@@ -282,12 +284,71 @@ def test_lambdas_and_closures_work_with_every_worker(make: Make) -> None:
         ],
         *[("retry_waiting_time", v) for v in (-1, "1")],
         *[("episode_num", v) for v in (0, -1, "1", None)],
-        *[("max_try", v) for v in (-1, "1")],
+        *[("max_try", v) for v in (-1, "1", 0.5, float("inf"))],  # The last was an OverflowError.
+        ("retry_waiting_time", float("inf")),
     ],
 )
 def test_number_without_sense_is_a_value_error_at_the_call(make_fork: Make, name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=name):
         make_fork(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["auto_reset", "shared_memory", "copy_on_get", "timesteps", "capture_stderr"])
+@pytest.mark.parametrize("value", ["false", 2, float("nan"), []])
+def test_switch_that_is_neither_on_nor_off_is_a_value_error(make_fork: Make, name: str, value: Any) -> None:
+    """A "false" from a configuration was on."""
+    with pytest.raises(ValueError, match=name):
+        make_fork(**{name: value})
+
+
+@pytest.mark.parametrize("call", ["set_attr", "call"])
+def test_name_that_is_no_text_is_a_type_error(make_fork: Make, call: str) -> None:
+    """It was an AttributeError that spoke of startswith."""
+    sup = make_fork()
+    sup.launch()
+    with pytest.raises(TypeError, match="a name is a str"):
+        getattr(sup, call)(5, 1)
+
+
+def test_private_method_is_not_sent_either(make_fork: Make) -> None:
+    """Those of what the worker wraps the environment in could be called."""
+    sup = make_fork()
+    sup.launch()
+    with pytest.raises(AttributeError, match="private"):
+        sup.send(SendPayload(0, method="_begin_episode"))
+
+
+@pytest.mark.parametrize(
+    "path", [None, 5, b"a", {"a", "b"}, {"a": 1, "b": 2}, [b"a", b"b"], [None, "a"]], ids=lambda path: repr(path)
+)
+def test_replay_path_that_is_none_is_a_type_error(make_fork: Make, path: Any) -> None:
+    """Keys of a dict were taken for paths, and bytes for numbers."""
+    with pytest.raises(TypeError):
+        make_fork().enable_save_replay(path)
+
+
+def test_assertions_of_the_contract_are_there_without_assert_statements() -> None:
+    """``python -O`` leaves assert statements out: launching twice started the workers anew."""
+    script = """if True:
+        from envsup import EnvSupervisor, SendPayload, Supervisor
+        from envsup.testing import ScriptedEnv
+
+        def fails(call, *args):
+            try:
+                call(*args)
+            except AssertionError as error:
+                return bool(str(error))
+
+        sup, generic = EnvSupervisor(env_fn=[ScriptedEnv], timesteps=False), Supervisor()
+        print(fails(sup.step, [1]), fails(sup.step_arrays, [1]), fails(sup.reset), fails(sup.call, "seed", 1))
+        print(fails(sup.launch, [{}, {}]), fails(sup.seed, [1, 2]), fails(generic.get_child_attr, 0, "t"))
+        print(fails(getattr, sup, "t"), fails(generic.recv_all, []))
+        sup.launch()
+        print(fails(sup.launch), fails(sup.step, {}), fails(sup.step_arrays, [], []))
+        sup.close()
+    """
+    found = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, timeout=120)
+    assert found.stdout.split() == ["True"] * 12, found.stderr
 
 
 def test_unknown_type_is_a_value_error() -> None:

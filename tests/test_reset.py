@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support import (
     Clock,
@@ -127,12 +128,32 @@ def test_parameters_for_an_env_that_is_not_there_are_a_value_error(make_fork: Ma
     assert episodes(sup) == [0, 0]
 
 
-@pytest.mark.parametrize("param", [[1], {0: "a"}, {0: [1]}])
+@pytest.mark.parametrize("param", [[1], {0: "a"}, {0: [1]}, {0: {1: 2}}, {0: {None: 2}}])
 def test_parameters_that_are_no_dict_are_a_type_error(make_fork: Make, param: Any) -> None:
     sup = make_fork()
     sup.launch()
     with pytest.raises(TypeError, match="reset parameters"):
         sup.reset(param)
+    assert episodes(sup) == [0, 0]
+
+
+@pytest.mark.parametrize("param", [5, "ab", {1, 2}, object()])
+def test_what_is_neither_list_nor_dict_is_a_type_error(make_fork: Make, param: Any) -> None:
+    """It had no len(), or was told that there is no such environment."""
+    sup = make_fork()
+    with pytest.raises(TypeError, match="reset_param"):
+        sup.launch(param)
+    assert sup.closed
+    sup.launch()
+    with pytest.raises(TypeError, match="reset_param"):
+        sup.reset(param)
+    assert episodes(sup) == [0, 0]
+
+
+def test_parameters_may_be_an_array_of_objects(make_fork: Make) -> None:
+    """The truth value of an array is ambiguous."""
+    sup = make_fork()
+    sup.launch(np.array([None, {}]))  # type: ignore[arg-type]
     assert episodes(sup) == [0, 0]
 
 

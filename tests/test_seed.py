@@ -50,7 +50,7 @@ def test_list_of_another_length_is_an_assertion_error(make_fork: Make, seed: Any
         make_fork().seed(seed)
 
 
-@pytest.mark.parametrize("seed", [None, "12", 1.0, True, {1, 2}, [1, "2"], {0: 1.5}])
+@pytest.mark.parametrize("seed", [None, "12", 1.0, True, {1, 2}, [1, "2"], {0: 1.5}, np.array(5)])
 def test_anything_else_is_a_type_error(make_fork: Make, seed: Any) -> None:
     with pytest.raises(TypeError, match="seed"):
         make_fork().seed(seed)

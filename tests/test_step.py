@@ -85,6 +85,35 @@ def test_unknown_env_id_raises_before_anything_is_sent(make_fork: Make, env_id: 
     assert sup.t == [0, 0]
 
 
+@pytest.mark.parametrize("actions", ["ab", b"ab", {1, 2}])
+def test_what_has_no_action_for_each_environment_is_a_value_error(make_fork: Make, actions: Any) -> None:
+    """A text was taken for its letters, and a set in whatever order it had."""
+    sup = make_fork()
+    sup.launch()
+    for call in (sup.step, sup.step_arrays):
+        with pytest.raises(ValueError, match="actions are"):
+            call(actions)
+    assert sup.t == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (SendPayload(0, method="step"), "one action"),
+        (SendPayload(0, method="step", args=[1], kwargs={"action": 1}), "one action"),
+        (SendPayload(0, method="reset", args=[1]), "keyword"),
+        (SendPayload(0, method="reset", kwargs=None), "kwargs"),  # type: ignore[arg-type]
+    ],
+)
+def test_request_that_no_environment_takes_is_a_type_error(make_local: Make, request_: Any, message: str) -> None:
+    """Such a reset failed in the worker, and with max_try=1 that ended the run."""
+    sup = make_local()
+    sup.launch()
+    with pytest.raises(TypeError, match=message):
+        sup.send(request_)
+    assert sup.t == [0, 0]
+
+
 def test_numpy_integers_are_env_ids(make_local: Make) -> None:
     sup = make_local()
     sup.launch()

@@ -15,7 +15,7 @@ import pytest
 from support import RAY, Clock, Kind, in_thread, start_ray, wait_until_waiting
 from worlds import Counter
 
-from envsup import RecvPayload, SendPayload, ShmBuffer, Supervisor
+from envsup import RecvPayload, ReserveMethod, SendPayload, ShmBuffer, Supervisor
 from envsup.testing import Gate
 
 MakeSupervisor = Callable[..., Supervisor]
@@ -694,3 +694,128 @@ def test_large_requests_and_large_replies_at_once_both_get_through(make_forked: 
     for _ in range(4):
         ask(sup, 0, "echo", data)
     assert all(sup.recv().data == data for _ in range(4))
+
+
+# -- what a worker cannot make sense of --
+
+
+def test_recv_all_takes_any_iterable(make_near: MakeSupervisor) -> None:
+    """A generator was used up before its requests were awaited: KeyError, and the replies came out of recv."""
+    sup = make_near()
+    sup.start_link()
+    requests = [ask(sup, 0, "add"), ask(sup, 1, "add")]
+    assert [reply.data for reply in sup.recv_all(iter(requests))] == [1, 101]  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        sup.recv_all(iter([]))  # type: ignore[arg-type]
+
+
+def test_request_that_a_callback_takes_out_is_an_error_that_says_so(make_near: MakeSupervisor) -> None:
+    """It was a KeyError of some tuple."""
+    sup = make_near()
+    sup.start_link()
+    requests = [ask(sup, 0, "add"), ask(sup, 0, "add")]
+    with pytest.raises(ValueError, match="took it out"):
+        sup.recv_all(requests, callback=lambda reply, remaining: remaining.clear())
+    assert sup.recv().data == 2  # It is not lost.
+
+
+@pytest.mark.parametrize(
+    ("key", "added", "error"), [("mine", SendPayload(0, "other"), ValueError), ("mine", 5, TypeError)]
+)
+def test_callback_that_adds_nonsense_is_told(
+    make_forked: MakeSupervisor, key: str, added: Any, error: type[Exception]
+) -> None:
+    """A request under another key than its req_id ended in StopIteration when it timed out."""
+    sup = make_forked()
+    sup.start_link()
+    with pytest.raises(error, match="remain_payloads holds"):
+        sup.recv_all([ask(sup, 0, "add")], True, lambda reply, remaining: remaining.update({key: added}), 60)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        None,
+        RecvPayload(0),
+        SendPayload(0, method="add", args=None),  # type: ignore[arg-type]
+        SendPayload(0, method="add", args="12"),  # type: ignore[arg-type]
+        SendPayload(0, method="add", kwargs=None),  # type: ignore[arg-type]
+        SendPayload(0, method="add", kwargs={1: 2}),  # type: ignore[dict-item]
+    ],
+)
+def test_what_is_no_request_is_a_type_error_at_the_call(make_near: MakeSupervisor, request_: Any) -> None:
+    """Threads and processes failed in different places, and a str was taken for its letters."""
+    sup = make_near()
+    sup.start_link()
+    with pytest.raises(TypeError, match="request"):
+        sup.send(request_)
+
+
+@pytest.mark.parametrize("proc_id", [True, 1.0])
+def test_what_is_equal_to_the_number_of_a_worker_is_none(make_forked: MakeSupervisor, proc_id: Any) -> None:
+    sup = make_forked()
+    sup.start_link()
+    with pytest.raises(ValueError, match="no worker"):
+        ask(sup, proc_id, "add")
+
+
+def test_name_that_is_no_text_is_a_type_error(make_forked: MakeSupervisor) -> None:
+    """It was an AttributeError that spoke of startswith."""
+    sup = make_forked()
+    sup.start_link()
+    with pytest.raises(TypeError, match="a name is a str"):
+        sup.get_child_attr(0, 5)  # type: ignore[arg-type]
+
+
+def test_method_that_is_read_points_to_send(make_near: MakeSupervisor) -> None:
+    """The error pointed to call(), which only EnvSupervisor has."""
+    sup = make_near()
+    sup.start_link()
+    with pytest.raises(AttributeError, match="SendPayload"):
+        sup.get_child_attr(0, "add")
+
+
+def test_shutdown_request_ends_the_worker_after_what_it_was_sent(make_near: MakeSupervisor) -> None:
+    """ReserveMethod.SHUTDOWN was looked up in the hosted object."""
+    sup = make_near()
+    sup.start_link()
+    counted, ended = ask(sup, 0, "add"), ask(sup, 0, ReserveMethod.SHUTDOWN)
+    assert [reply.data for reply in sup.recv_all([counted, ended])] == [1, None]
+    assert not sup._children[0].alive
+    assert sup.recv_all([ask(sup, 0, "add")])[0].data == 1  # A new one.
+
+
+@pytest.mark.parametrize("kind", ["fork", "thread"])
+def test_shutdown_of_one_worker_reports_what_it_owed(kind: str) -> None:
+    """Whoever waited for it would have waited for ever."""
+    with Gate() as gate:
+        sup = Supervisor(*_kind(kind))
+        sup.register(partial(Counter, 0, gate))
+        sup.start_link()
+        requests = [ask(sup, 0, "hang"), ask(sup, 0, "add")]
+        gate.wait_until_reached()
+        sup._children[0].shutdown(0)
+        errors = [reply.err for reply in sup.recv_all(requests, ignore_err=True, timeout=60)]
+        assert [str(error).endswith("was shut down") for error in errors] == [True, True]
+        gate.release()
+        sup.shutdown()
+
+
+def _set_no_exception(payload: RecvPayload, buffer: Any) -> None:
+    payload.err = "a text"  # type: ignore[assignment]
+
+
+def test_err_that_is_no_exception_is_that_requests_error() -> None:
+    """It killed the worker."""
+    with Supervisor("process", "fork") as sup:
+        sup.register(Counter, None, _set_no_exception)
+        sup.start_link()
+        with pytest.raises(TypeError, match="a text"):
+            sup.recv_all([ask(sup, 0, "add")])
+        assert sup._children[0].alive
+
+
+def test_shm_callback_that_cannot_be_called_is_a_type_error_when_it_is_registered() -> None:
+    """Each request failed for it."""
+    with pytest.raises(TypeError, match="shm_callback"):
+        Supervisor("process").register(Counter, None, 5)  # type: ignore[arg-type]
