@@ -57,8 +57,8 @@ class SteppingSupervisor(EnvView):
             AssertionError: if the supervisor is closed or there is no action.
             ValueError: for an unknown environment, or a number of actions that fits nothing.
         """
-        assert not self.closed, "The env supervisor is closed."
         with self._lock:
+            assert not self.closed, "The env supervisor is closed."
             env_ids, to_send = self._addressed(actions)
             maker = self._maker  # It is imported before anything has a time limit.
             if not block:
@@ -89,8 +89,8 @@ class SteppingSupervisor(EnvView):
             AssertionError: if the supervisor is closed or there is no action.
             ValueError: for an unknown environment, one that is named twice, or a number of actions that fits nothing.
         """
-        assert not self.closed, "The env supervisor is closed."
         with self._lock:
+            assert not self.closed, "The env supervisor is closed."
             if env_ids is None:
                 ids, to_send = self._addressed(actions)
             else:
@@ -269,11 +269,11 @@ class SteppingSupervisor(EnvView):
 
     def send(self, payload: SendPayload) -> None:
         """Send a request of your own; its reply comes out of ``recv`` or ``recv_all``."""
-        if not self._running:
-            return super().send(payload)
-        self._check_ids({payload.proc_id: None})
-        hash(payload.req_id)
         with self._lock:
+            if not self._running:
+                return super().send(payload)
+            self._check_ids({payload.proc_id: None})
+            hash(payload.req_id)
             if payload.method == "step":
                 (action,) = (*payload.args, *payload.kwargs.values())
                 self._send_steps([payload.proc_id], [action], None, payload)

@@ -65,12 +65,12 @@ class Supervisor(WorkerGroup):
             ValueError: if there is no such worker.
             TypeError: if the request cannot be pickled.
         """
-        if not self._running:
-            logger.warning("Nothing was sent: please call start_link before sending any payload.")
-            return
-        hash(payload.req_id)
-        child = self._child(payload.proc_id)
         with self._lock:
+            if not self._running:
+                logger.warning("Nothing was sent: please call start_link before sending any payload.")
+                return
+            hash(payload.req_id)
+            child = self._child(payload.proc_id)
             if not child.alive:
                 error = self._deaths.pop(payload.proc_id, None)
                 if error is not None:
@@ -131,12 +131,18 @@ class Supervisor(WorkerGroup):
         return self._read_attribute([proc_id], key)[0]
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
-        """End the workers: ask, wait up to ``timeout`` seconds (10 by default), then kill; may be called twice."""
-        if self._running:
-            patience = close_timeout(timeout)
-            self._running = False
-            if not sys.is_finalizing():  # Then they have been ended.
-                self._close_down(patience)
+        """End the workers: ask, wait up to ``timeout`` seconds (10 by default), then kill; may be called twice.
+
+        In a signal handler that has interrupted a call in the middle, it returns at once, and the call ends the workers
+        before it returns or raises ``SupervisorClosed``.
+        """
+        if not self._running and not self._starting:
+            return
+        patience = close_timeout(timeout)
+        if sys.is_finalizing():
+            self._running = False  # Its workers have been ended, and hardly anything works any more.
+        else:
+            self._close(patience)
 
     def __enter__(self) -> Any:
         return self
@@ -214,6 +220,7 @@ class Supervisor(WorkerGroup):
     def _ask(self, payloads: Sequence[SendPayload], timeout: Optional[float] = None) -> list[RecvPayload]:
         """Send requests to different workers and wait for the replies, which nobody else sees."""
         with self._lock:
+            self._check_running()
             waiting = Waiting()
             for payload in payloads:
                 child = self._child(payload.proc_id)
