@@ -231,6 +231,8 @@ class Supervisor(WorkerGroup):
                     owner=waiting,
                     timeout=timeout,
                 )
+                if child.alive and child.doomed():
+                    child.check()
                 self._revive(child)
                 child.send_call(request, payload)
                 waiting.add()
