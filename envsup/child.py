@@ -35,6 +35,9 @@ class Listener(Protocol):
     clock: Callable[[], float]
     _lock: Any
 
+    def _check_running(self) -> None:
+        """Raise ``SupervisorClosed`` if no worker may be started any more."""
+
     def on_step(self, child: "Child", request: Request, status: int, rest: Any) -> None:
         """The only step of a request is answered and did not end the episode; ``rest`` is what is not in the arena."""
 
@@ -263,6 +266,7 @@ class Child(ABC):
     def restart(self) -> None:
         """End the worker and start a new one.  What the old one owed is reported as lost."""
         with self.listener._lock:
+            self.listener._check_running()
             self._restart()
 
     def _restart(self) -> None:

@@ -79,6 +79,7 @@ class EnvRecord:
         recovering: whether a failure is being recovered from.
         recovery: how it is, and what is put off until it has been.
         lost: why its episode was lost while no request was open; the next step says so.
+        fresh: (observation, info) of the episode that has begun since, which nobody is shown before that.
         prepare_error: why its seed or replay path could not be set again.
         new_seed: whether a seed has to be sent before the next reset.
         applied: number of the newest reply that its state shows.
@@ -106,6 +107,7 @@ class EnvRecord:
         "child",
         "env_id",
         "episodes",
+        "fresh",
         "last_error",
         "life_seed",
         "log",
@@ -134,6 +136,7 @@ class EnvRecord:
         self.log = EpisodeLog(usable=False)
         self.begun = 0
         self.reset_info: dict[Any, Any] = {}
+        self.fresh: Optional[tuple[Any, dict[Any, Any]]] = None
         self.special = False
         self._recovering = self._new_seed = False
         self._lost: Optional[Exception] = None

@@ -288,14 +288,13 @@ class EnvReplies(Supervisor):
         if status & FAILED:
             self._request_failed(env, request, data, Failure.WORKER_LOST if status & UNBUILT else Failure.RAISED)
         elif request.method == "reset":
-            env.reset_info = {} if status & OBS else data[1] or {}
-            self._was_reset(env, request, ABSENT if status & OBS else data[0])
+            self._was_reset(env, request, *((ABSENT, None) if status & OBS else data))
         elif request.owner is SILENT:
             pass
         else:
             super().on_reply(child, request, status, (None, None) if status & OBS else data)
 
-    def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
+    def _was_reset(self, env: EnvRecord, request: Request, rest: Any, info: Optional[dict[Any, Any]]) -> None:
         obs = self._slots.observation(env, request.slots[0], rest)
         if env.prepare_error is not None:
             error, env.prepare_error = env.prepare_error, None
@@ -307,6 +306,12 @@ class EnvReplies(Supervisor):
             deliver = self._finish_recovery(env)
             if not deliver:
                 owner = SILENT
+        env.fresh = None
+        if env.lost is not None and not deliver:
+            env.fresh = obs, info or {}
+            owner.settle()
+            return
+        env.reset_info = info or {}
         if deliver:
             request.payload, env.recovery.asked = request.payload or env.recovery.asked, None
             data, slot = self._maker.tree(obs), request.slots[0]

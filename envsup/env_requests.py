@@ -183,19 +183,20 @@ class EnvRequests(EnvReplies):
         self._deliver_failed_step(env, request, error)
         if env.recovering or not env.child.alive:
             self._recover(env, request.owner, Action.RENEW)
+        elif env.fresh is None:
+            self._recover(env, request.owner, Action.RESET)
         else:
-            self._show_new_episode(env, request.owner)
+            self._show_new_episode(env, request.owner, *env.fresh)
 
-    def _show_new_episode(self, env: EnvRecord, owner: Optional[Waiting]) -> None:
-        """The environment has been reset already, when it was renewed with others of its worker."""
+    def _show_new_episode(self, env: EnvRecord, owner: Optional[Waiting], obs: Any, info: dict[Any, Any]) -> None:
+        """The environment has been reset already, when it was renewed with others of its worker or for a call."""
+        env.fresh, env.reset_info = None, info
+        request = Request("reset", (env.env_id,), owner=owner)
         if owner is None:
-            obs = self._ready_obs.raw(env.env_id, None)
-            data = self._maker.tree(obs)
-            request = Request("reset", (env.env_id,))
-            self._deliver(env.env_id, request, data, Event.STARTED, obs, extra=env.reset_info)
+            self._deliver(env.env_id, request, self._maker.tree(obs), Event.STARTED, obs, extra=info)
         else:
-            self._latest[env.env_id] = Request("reset", (env.env_id,), owner=owner)
             self._set_state(env, Event.STARTED)
+            self._note_observation(env, obs, request)
 
     def _send_reset(
         self,

@@ -7,7 +7,6 @@ import math
 import numbers
 import os
 import secrets
-import sys
 from collections.abc import Mapping as MappingABC
 from collections.abc import Set as SetABC
 from functools import partial
@@ -36,7 +35,7 @@ from envsup.arguments import (
     worker_threads_of,
 )
 from envsup.budget import WaitingTime
-from envsup.child import DEFAULT_CLOSE_TIMEOUT, close_timeout
+from envsup.child import DEFAULT_CLOSE_TIMEOUT
 from envsup.crash_files import CrashFiles
 from envsup.envs import EnvironmentFactory
 from envsup.instances import Instances
@@ -309,6 +308,7 @@ class EnvSupervisor(SteppingSupervisor):
         owner = Waiting() if block else None
         try:
             with self._lock:
+                self._check_running()
                 self._reset_param.update(params)
                 for env in self._envs:
                     self._prepare(env, owner)
@@ -358,10 +358,10 @@ class EnvSupervisor(SteppingSupervisor):
         Raises:
             ValueError: for an environment that is not there; nothing is reset then.
         """
-        self._require_running()
-        params = self._reset_params(reset_param)
         owner = Waiting() if block else None
         with self._lock:
+            self._require_running()
+            params = self._reset_params(reset_param)
             for env_id, param in params.items():
                 child = self._envs[env_id].child
                 if param and child.alive:
@@ -382,22 +382,17 @@ class EnvSupervisor(SteppingSupervisor):
         """Close the environments and end the workers, within ``timeout`` seconds (10 by default); may be called twice.
 
         Seeds, replay paths, reset parameters, states and counts are forgotten; ``launch`` works again.
+        In a signal handler that has interrupted a call in the middle, it returns at once, and the call ends the workers
+        before it returns or raises ``SupervisorClosed``.
         """
-        if not self._running:
-            return
-        if sys.is_finalizing():
-            self._running = False  # Its workers have been ended, and hardly anything works any more.
-            return
-        patience = close_timeout(timeout)
-        with self._lock:
-            if not self._running:
-                return
-            self._running = False
-            for env in self._envs:
-                child = env.child
-                if child.alive and not any(request.expired for request in child.open):
-                    self._send_close(env)
-        self._close_down(patience)
+        super().shutdown(timeout)
+
+    def _shut_down(self, patience: float) -> None:
+        for env in self._envs:
+            child = env.child
+            if child.alive and not any(request.expired for request in child.open):
+                self._send_close(env)
+        super()._shut_down(patience)
         self._end_observation()
         for env in self._envs:
             self._enter_state(env.env_id, Event.CLOSED)

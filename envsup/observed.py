@@ -102,6 +102,7 @@ class ObservedSupervisor(ReplayingSupervisor):
     # -- a run --
 
     def start_link(self) -> None:
+        self._finish_closing()
         if self._running:
             return
         trace = None if self._trace_path is None else TraceFile.create(self._trace_path)

@@ -218,6 +218,9 @@ class RecoveringSupervisor(EnvRequests):
             for env_id in child.proc_ids:
                 env = self._envs[env_id]
                 self._deaths.pop(env_id, None)
+                env.fresh = None
+                if not env.recovering and self._will_run(env):
+                    self._note_lost(env, error)
                 self._prepare(env, SILENT)
 
     def _end_suspect(self, child: Child) -> None:

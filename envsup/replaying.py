@@ -65,14 +65,14 @@ class ReplayingSupervisor(RecyclingSupervisor):
             obs, reward = self._slots.peek(env_id, slot, status, rest)
             log.fingerprint = fingerprint(log.fingerprint, obs, reward, bool(status & DONE))
 
-    def _was_reset(self, env: EnvRecord, request: Request, rest: Any) -> None:
+    def _was_reset(self, env: EnvRecord, request: Request, rest: Any, info: Optional[dict[Any, Any]]) -> None:
         if self._records and env.prepare_error is None:
             env.log = self._new_log(env, request)
             env.begun += 1
             if self._recovers:
                 obs = self._slots.peek(env.env_id, request.slots[0], EXTRA, (rest, 0.0))[0]
                 env.log.fingerprint = fingerprint(env.log.fingerprint, obs)
-        super()._was_reset(env, request, rest)
+        super()._was_reset(env, request, rest, info)
 
     def _new_log(self, env: EnvRecord, request: Request) -> EpisodeLog:
         if request.sent is not None:

@@ -58,8 +58,8 @@ class SteppingSupervisor(EnvView):
             AssertionError: if the supervisor is closed or there is no action.
             ValueError: for an unknown environment, or a number of actions that fits nothing.
         """
-        self._require_running()
         with self._lock:
+            self._require_running()
             env_ids, to_send = self._addressed(actions)
             maker = self._maker  # It is imported before anything has a time limit.
             if not block:
@@ -90,8 +90,8 @@ class SteppingSupervisor(EnvView):
             AssertionError: if the supervisor is closed or there is no action.
             ValueError: for an unknown environment, one that is named twice, or a number of actions that fits nothing.
         """
-        self._require_running()
         with self._lock:
+            self._require_running()
             if env_ids is None:
                 ids, to_send = self._addressed(actions)
             else:
@@ -266,17 +266,12 @@ class SteppingSupervisor(EnvView):
 
     def send(self, payload: SendPayload) -> None:
         """Send a request of your own; its reply comes out of ``recv`` or ``recv_all``."""
-        if not self._running:
-            return super().send(payload)
         check_request(payload)
-        self._check_ids({payload.proc_id: None})
-        if payload.method == "step" and len(payload.args) + len(payload.kwargs) != 1:
-            raise TypeError(f"a step takes one action, not {len(payload.args) + len(payload.kwargs)}")
-        if payload.method == "reset" and payload.args:
-            raise TypeError("a reset takes keyword arguments alone")
-        if str(payload.method).startswith("_") and payload.method not in tuple(ReserveMethod):
-            raise AttributeError(f"{payload.method} is private and is not run in a worker")
         with self._lock:
+            if not self._running:
+                return super().send(payload)
+            self._check_ids({payload.proc_id: None})
+            _check_call(payload)
             if payload.method == "step":
                 (action,) = (*payload.args, *payload.kwargs.values())
                 self._send_steps([payload.proc_id], [action], None, payload)
@@ -306,6 +301,17 @@ class SteppingSupervisor(EnvView):
             self._renew(env)
         else:
             self._next_episode(env, owner, payload, by_caller=True)
+
+
+def _check_call(payload: SendPayload) -> None:
+    """Refuse what no environment is asked for by ``send``."""
+    count = len(payload.args) + len(payload.kwargs)
+    if payload.method == "step" and count != 1:
+        raise TypeError(f"a step takes one action, not {count}")
+    if payload.method == "reset" and payload.args:
+        raise TypeError("a reset takes keyword arguments alone")
+    if str(payload.method).startswith("_") and payload.method not in tuple(ReserveMethod):
+        raise AttributeError(f"{payload.method} is private and is not run in a worker")
 
 
 def _require_any(count: int) -> None:

@@ -71,12 +71,12 @@ class Supervisor(WorkerGroup):
             ValueError: if there is no such worker.
             TypeError: if the request cannot be pickled, or is none.
         """
-        if not self._running:
-            logger.warning("Nothing was sent: please call start_link before sending any payload.")
-            return
         check_request(payload)
-        child = self._child(payload.proc_id)
         with self._lock:
+            if not self._running:
+                logger.warning("Nothing was sent: please call start_link before sending any payload.")
+                return
+            child = self._child(payload.proc_id)
             if payload.method == ReserveMethod.SHUTDOWN:
                 return self._end_worker(child, payload)
             if not child.alive:
@@ -148,12 +148,18 @@ class Supervisor(WorkerGroup):
         return self._read_attribute([proc_id], key)[0]
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
-        """End the workers: ask, wait up to ``timeout`` seconds (10 by default), then kill; may be called twice."""
-        if self._running:
-            patience = close_timeout(timeout)
-            self._running = False
-            if not sys.is_finalizing():  # Then they have been ended.
-                self._close_down(patience)
+        """End the workers: ask, wait up to ``timeout`` seconds (10 by default), then kill; may be called twice.
+
+        In a signal handler that has interrupted a call in the middle, it returns at once, and the call ends the workers
+        before it returns or raises ``SupervisorClosed``.
+        """
+        if not self._running and not self._starting:
+            return
+        patience = close_timeout(timeout)
+        if sys.is_finalizing():
+            self._running = False  # Its workers have been ended, and hardly anything works any more.
+        else:
+            self._close(patience)
 
     def __enter__(self) -> Any:
         return self
@@ -232,6 +238,7 @@ class Supervisor(WorkerGroup):
     def _ask(self, payloads: Sequence[SendPayload], timeout: Optional[float] = None) -> list[RecvPayload]:
         """Send requests to different workers and wait for the replies, which nobody else sees."""
         with self._lock:
+            self._check_running()
             waiting = Waiting()
             for payload in payloads:
                 child = self._child(payload.proc_id)
@@ -242,6 +249,8 @@ class Supervisor(WorkerGroup):
                     owner=waiting,
                     timeout=timeout,
                 )
+                if child.alive and child.doomed():
+                    child.check()
                 self._revive(child)
                 child.send_call(request, payload)
                 waiting.add()

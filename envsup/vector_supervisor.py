@@ -82,6 +82,7 @@ class VectorSupervisor(EnvSupervisor):
             seeds: a dict of seeds for them.
         """
         with self._lock:
+            self._check_running()
             if seeds:
                 self.seed(seeds)
             if self._recovers:  # Its own seed for an episode gives way to one that is named.

@@ -9,10 +9,14 @@ import time
 from collections import deque
 from typing import Any, Callable, Optional
 
+from envsup.call_lock import CallLock
 from envsup.child import Child
 from envsup.errors import SupervisorClosed
 from envsup.poller import Poller
-from envsup.waiting import LONGEST_WAIT, Bell
+from envsup.waiting import Bell
+
+LONGEST_POLL = 1.0
+"""Seconds.  A signal that comes right before a wait does not end it, and its Python handler runs only after it."""
 
 
 class WaitingLoop:
@@ -25,7 +29,7 @@ class WaitingLoop:
         self._running = False
         self._launches = 0
         self.clock: Callable[[], float] = time.monotonic
-        self._lock: Any = threading.RLock()
+        self._lock = CallLock()
         self._turn = threading.Condition(self._lock)
         self._polling = False
         self._polling_thread = 0
@@ -101,8 +105,7 @@ class WaitingLoop:
             if ready():
                 return True
             self._raise_pending()
-            if not self._running:
-                raise SupervisorClosed("the supervisor is closed")
+            self._check_running()
             left = end - self.clock() if end < math.inf else None
             if left is not None and left <= 0 and polled:
                 return False
@@ -125,6 +128,11 @@ class WaitingLoop:
                 "its workers answer that process alone"
             )
 
+    def _check_running(self) -> None:
+        """To be called with the lock held, by whatever is about to send: it may have been closed meanwhile."""
+        if not self._running:
+            raise SupervisorClosed("the supervisor is closed")
+
     def _wake(self) -> None:
         """There is something for a thread that waits, and no worker has written."""
         if self._polling and self._doorbell is not None:
@@ -136,7 +144,7 @@ class WaitingLoop:
     def _sleep(self, left: Optional[float]) -> None:
         self._sleepers += 1
         try:
-            self._turn.wait(None if left is None else min(left, LONGEST_WAIT))
+            self._turn.wait(LONGEST_POLL if left is None else min(left, LONGEST_POLL))
         finally:
             self._sleepers -= 1
 
@@ -149,15 +157,15 @@ class WaitingLoop:
         if self._next_check < math.inf:
             until_check = self._next_check - self.clock()
             left = until_check if left is None else min(left, until_check)
-        if left is not None:
-            left = min(max(left, 0.0), LONGEST_WAIT)  # Pollers take what is negative for no limit.
+        # Pollers take what is negative for no limit.
+        left = LONGEST_POLL if left is None else min(max(left, 0.0), LONGEST_POLL)
         self._polling = True
         try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
             self._polling_thread = threading.get_ident()
             self._lock.release()
             ready = poller.poll(left)
         except (OSError, ValueError):
-            if self._running:
+            if self._poller is poller:
                 raise
             ready = []  # A signal handler has closed everything.
         finally:
@@ -167,7 +175,7 @@ class WaitingLoop:
                 self._polling = False
             if self._sleepers:
                 self._turn.notify_all()
-        if self._running:
+        if self._running and self._poller is poller:
             self._dispatch(ready)
             if self._next_check < math.inf and self.clock() >= self._next_check:
                 self._check_deadlines()

@@ -12,7 +12,7 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Union
 
 from envsup.child import Child, stop_all
 from envsup.descriptors import above_standard_streams
-from envsup.errors import WorkerDied, WorkerTimeout
+from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
 from envsup.limits import check_descriptors
@@ -68,6 +68,8 @@ class WorkerGroup(WaitingLoop):
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
         self._disconnect: Optional[Callable[[], None]] = None
         self._fatal: Optional[RuntimeError] = None
+        self._starting = False
+        self._closing: Optional[tuple[float, bool]] = None  # What was put off: (patience, whether it gives up).
 
     # -- the workers --
 
@@ -95,9 +97,18 @@ class WorkerGroup(WaitingLoop):
         Raises:
             OSError: if the system has no more processes, descriptors or memory; nothing is left running then.
         """
-        if self._running:
-            return
-        self._check_limits()
+        with self._lock:
+            self._finish_closing()
+            if self._running:
+                return
+            self._check_limits()
+            self._starting = True
+            try:
+                self._start_all()
+            finally:
+                self._starting = False
+
+    def _start_all(self) -> None:
         with above_standard_streams():
             self._open()
         started = 0
@@ -105,6 +116,8 @@ class WorkerGroup(WaitingLoop):
             for child in self._children:
                 child.start()
                 started += 1
+                if self._closing is not None:
+                    raise SupervisorClosed("the supervisor was closed while it was launched")
         except OSError as error:
             self._close_down(0.0)
             message = (
@@ -135,6 +148,45 @@ class WorkerGroup(WaitingLoop):
         self._finalizer = weakref.finalize(self, end_processes, self._processes, self._life_pipe, os.getpid())
         self.handle(self._doorbell.fd, self._on_bell)
 
+    # -- the end --
+
+    def _close(self, patience: float) -> None:
+        """Close, unless that has been done."""
+        if self._lock.is_mine():
+            return self._put_off_closing(patience)
+        with self._lock:
+            if self._running:
+                self._running = False
+                self._shut_down(patience)
+
+    def _put_off_closing(self, patience: float) -> None:
+        """A signal handler closes in the middle of a call, which holds the lock: that is to come to its end first.
+
+        It does at once: it waits for nothing any more.
+        """
+        if self._running or self._starting:
+            self._running = False
+            self._closing = patience, self._gives_up
+            self._lock.put_off = self._finish_closing
+            if self._doorbell is not None:
+                self._doorbell.ring()
+
+    def _finish_closing(self) -> None:
+        """Close, if that was put off."""
+        with self._lock:
+            self._lock.put_off = None
+            closing, self._closing = self._closing, None
+            if closing is not None:
+                patience, self._gives_up = closing
+                try:
+                    self._shut_down(patience)
+                finally:
+                    self._gives_up = False
+
+    def _shut_down(self, patience: float) -> None:
+        """End the workers; the lock is held, and ``_running`` is False."""
+        self._close_down(patience)
+
     def _close_down(self, timeout: float) -> None:
         """End all workers and give back every descriptor, whatever state they are in."""
         with self._lock:
@@ -154,6 +206,7 @@ class WorkerGroup(WaitingLoop):
                 self._turn.notify_all()
 
     def _give_back(self) -> None:
+        self._closing = self._lock.put_off = None
         self._handlers.clear()
         self._deaths.clear()
         self._suspects.clear()

@@ -6,10 +6,12 @@ import math
 from functools import partial
 
 import pytest
-from support import Clock, Make, scripted
+from helpers_failures import kill_idle
+from support import Clock, Make, abnormal, error_of, observation_of, receive, scripted, step
 from worlds import Player
 
 from envsup import EnvRetryType, SendPayload
+from envsup.errors import WorkerDied
 from envsup.testing import Gate, ScriptedEnv
 
 
@@ -211,6 +213,39 @@ def test_child_can_be_restarted_and_then_reset(make_local: Make) -> None:
     sup.reset({0: {"a": 1}})
     assert sup.resets == [[{"a": 1}], [{}]]
     assert sup.ready_obs_id == [0, 1]
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_child_that_was_restarted_and_not_reset(make_local: Make, block: bool) -> None:
+    """Its next step was an ordinary one of an environment that had never been reset."""
+    sup = make_local(scripted(2, length=50))
+    sup.launch()
+    sup.step([1, 1])
+    sup._children[0].restart()
+    assert observation_of(sup, 0) == [-1, 0, 1, 1], "what the caller knows"
+    if block:
+        first, second = step(sup, [2, 2])
+        assert (str(error_of(first)).endswith("was restarted"), second.obs.tolist()[2:]) == (True, [2, 2])
+    else:
+        sup.step({0: 2}, block=False)
+        told, shown = receive(sup, 2)
+        assert (told.method, type(told.err), shown.method) == ("step", WorkerDied, "reset")
+    assert observation_of(sup, 0) == [-1, 0, 0, 0]
+    assert sup.resets[0] == [{}]
+    assert sup.step({0: 3})[0].obs.tolist() == [-1, 0, 1, 3]
+
+
+def test_read_and_call_of_a_worker_that_has_just_been_killed(make_process: Make) -> None:
+    """It raised WorkerDied, though a read of one that was known to be dead built it anew, and answered."""
+    sup = make_process(scripted(2, length=50))
+    sup.launch()
+    sup.step([1, 1])
+    kill_idle(sup, 0)
+    assert sup.length == [50, 50]
+    kill_idle(sup, 0)
+    assert sup.call("add", 1, 2) == [3, 3]
+    assert [abnormal(timestep) for timestep in step(sup, [2, 2])] == [True, False], "which tells what was lost"
+    assert not any(map(abnormal, step(sup, [3, 3])))
 
 
 def test_child_takes_a_payload(make_local: Make) -> None:

@@ -311,8 +311,9 @@ def test_worker_of_a_group_that_dies_in_a_reset(make_fork: Make, step: Step, vic
     expected = [([0, 1, 4], False) if i == going_on else ([0, 1, 0], True) for i in range(3)]
     assert step(sup, actions) == expected
     assert sup.ready_obs_id == [0, 1, 2]
-    assert sup.ready_obs.tolist() == [[-1, 0, 0, 0]] * 3
+    assert sup.ready_obs.tolist() == [[-1, 0, 1, 4] if i == going_on else [-1, 0, 0, 0] for i in range(3)]
     assert step(sup, {going_on: 5}) == [([], True)]
+    assert sup.ready_obs.tolist() == [[-1, 0, 0, 0]] * 3
     check_next_steps(sup, step, 0, 0, 0)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_failures import kill_idle
 from support import Make, abnormal, error_of, receive
 
 from envsup import EnvState, EnvSupervisor
@@ -20,6 +22,13 @@ ENVS = [partial(ScriptedEnv, length=1000)] * 5
 def step(sup: EnvSupervisor, actions: dict[int, Any]) -> list[bool]:
     """Which of the timesteps are abnormal."""
     return [abnormal(ts) for ts in sup.step(actions)]
+
+
+class Informed(ScriptedEnv):
+    """Its resets say where they were."""
+
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        return super().reset(do, **kwargs), {"pid": os.getpid()}
 
 
 def every(action: Any, ids: Sequence[int] = range(5)) -> dict[int, Any]:
@@ -77,10 +86,37 @@ def test_a_death_is_told_once_to_each_environment_of_the_worker(make_process: Ma
     # The reply of environment 0 was not sent before the worker died: they share one.
     assert [abnormal(ts) for ts in timesteps] == [True, True, False]
     assert all(isinstance(error_of(ts), WorkerDied) and "SIGKILL" in str(error_of(ts)) for ts in timesteps[:2])
-    assert [obs.tolist()[:3] for obs in sup.ready_obs[:3]] == [[10, 0, 0], [11, 0, 0], [12, 0, 0]]
+    # That of environment 2 is of the episode that the caller knows, until it is told that this was lost.
+    assert [obs.tolist()[:3] for obs in sup.ready_obs[:3]] == [[10, 0, 0], [11, 0, 0], [12, 0, 1]]
     assert step(sup, every(1)) == [False, False, True, False, False]
+    assert [obs.tolist()[:3] for obs in sup.ready_obs[:3]] == [[10, 0, 1], [11, 0, 1], [12, 0, 0]]
     assert set(sup.env_states.values()) == {EnvState.RUN}
     assert step(sup, every(1)) == [False] * 5
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_new_episode_is_shown_when_the_loss_of_the_old_one_is_told(make_process: Make, block: bool) -> None:
+    """A reset of environment 0 changed the observation of environment 1 in the middle of the episode that its caller
+    knew, since it had built their dead worker anew.
+    """
+    sup = make_process([partial(Informed, length=50)] * 2, envs_per_child=2)
+    sup.launch()
+    assert not any(step(sup, {0: 1, 1: 7}))
+    kill_idle(sup, 0)
+    sup.reset({0: {}})
+    assert [obs.tolist()[2:] for obs in sup.ready_obs] == [[0, 0], [1, 7]]
+    pids = [info["pid"] for info in sup.reset_infos.values()]
+    assert pids[0] != pids[1]
+    if block:
+        assert step(sup, {1: 1}) == [True]
+    else:
+        sup.step({1: 1}, block=False)
+        told, shown = receive(sup, 2)
+        assert (told.method, type(told.err)) == ("step", WorkerDied)
+        assert (shown.method, shown.data.tolist()[2:], shown.extra) == ("reset", [0, 0], {"pid": pids[0]})
+    assert sup.ready_obs[1].tolist()[2:] == [0, 0]
+    assert sup.reset_infos[1] == {"pid": pids[0]}
+    assert sup.step({1: 5})[0].obs.tolist()[2:] == [1, 5]
 
 
 def test_a_death_is_told_once_asynchronously_too(make_process: Make) -> None:

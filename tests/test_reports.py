@@ -19,7 +19,7 @@ import pytest
 from helpers_failures import Obliging
 from support import FORK, FORKSERVER, MESSAGES, SPAWN, THREAD, Make, abnormal, in_thread, kinds, wait_until_waiting
 
-from envsup import EnvState, EnvSupervisor
+from envsup import EnvState, EnvSupervisor, waiting_loop
 from envsup.errors import SupervisorClosed
 from envsup.testing import Gate, ScriptedEnv
 
@@ -218,6 +218,101 @@ def test_handler_that_steps_while_a_step_waits(make_of: Make) -> None:
             assert not abnormal(sup.step({0: "hang"})[0])
         assert "signal handler" in str(told[0])
         assert not any(map(abnormal, sup.step([1, 1])))
+
+
+class Deaf:
+    """A poller that a signal does not interrupt: it comes when the interpreter has looked for signals already."""
+
+    def __init__(self, poller: Any) -> None:
+        self._poller, self._armed = poller, True
+
+    def poll(self, timeout: Any) -> Any:
+        """Wait, and be signalled right before."""
+        if not self._armed:
+            return self._poller.poll(timeout)
+        self._armed = False
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+        try:
+            signal.raise_signal(signal.SIGALRM)
+            return self._poller.poll(timeout)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._poller, name)
+
+
+@kinds(FORK, THREAD)
+def test_signal_that_comes_right_before_the_wait(make_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its handler ran when the wait was over: after the time for building, once a minute; without that, never."""
+    monkeypatch.setattr(waiting_loop, "LONGEST_POLL", 0.01)
+    with Gate() as gate:
+        sup = make_of([partial(ScriptedEnv, gate=gate)] * 2, launch_timeout=None)
+        sup.launch()
+        sup._poller = Deaf(sup._poller)
+        with on_alarm(lambda *_: sup.close(0.1)), pytest.raises(SupervisorClosed):
+            sup.step(["hang", 1])
+        assert sup.closed
+        gate.release()
+
+
+@contextlib.contextmanager
+def handler_in(function: str, handler: Any) -> Iterator[list[str]]:
+    """Run ``handler`` when a function of envsup is called next, as that of a signal may be; yields what it was."""
+    told: list[str] = []
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        if frame.f_code.co_name == function and frame.f_globals["__name__"].startswith("envsup."):
+            sys.settrace(before)
+            told.append(function)
+            handler()
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        yield told
+    finally:
+        sys.settrace(before)
+
+
+INSIDE = {
+    "launch": ("_open", "start", "_send_seed", "_enter", "receive", "_was_reset"),
+    "step": ("_addressed", "_plan_round", "pack_steps", "send_steps", "_post", "poll", "_dispatch", "receive", "answer",
+             "_stepped", "_next_episode", "collect"),
+    "send": ("_send_steps", "_post"),
+    "reset": ("_reset_one", "_enter", "_note_observation"),
+    "call": ("_ask", "pack", "_settle"),
+    "restart": ("_restart", "on_restart", "_prepare"),
+    "close": ("_close", "_send_close", "stop_all", "_give_back", "_end_observation"),
+}  # fmt: skip
+
+INTERRUPTED = {
+    "launch": lambda sup: sup.launch(),
+    "step": lambda sup: sup.step(["done", 1]),
+    "send": lambda sup: sup.step([1, 1], block=False),
+    "reset": lambda sup: sup.reset(),
+    "call": lambda sup: sup.call("add", 1),
+    "restart": lambda sup: sup._children[0].restart(),
+    "close": lambda sup: sup.close(0.1),
+}
+
+
+@kinds(FORK, THREAD)
+@pytest.mark.parametrize("call", INSIDE)
+def test_handler_that_closes_in_the_middle_of_a_call(make_of: Make, call: str) -> None:
+    """It took away under the call what that was about to read and note: IndexErrors, and the next launch hung."""
+    sup = make_of()
+    for function in INSIDE[call]:
+        if call != "launch":
+            sup.launch()
+        with contextlib.suppress(SupervisorClosed), handler_in(function, lambda: sup.close(0.1)) as told:
+            INTERRUPTED[call](sup)
+        assert sup.closed or not told, function
+        sup.close()
+        assert not any(child.alive or child.open for child in sup._children), function
+        sup.launch()
+        assert [ts.obs.tolist()[2:] for ts in sup.step([5, 6])] == [[1, 5], [1, 6]], function
+        sup.close()
 
 
 def test_two_threads_that_launch(make_local: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,18 +28,32 @@ TINY = 1e-3
 
 
 class CountingGate(Gate):
-    """A gate that knows how many threads of this process hang at it."""
+    """A gate that knows how many threads of this process hang at it.
+
+    One that was released has gone on when ``release`` returns: another that comes later cannot take its place.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside = 0
+        self._came: list[int] = []
+        self._left: list[int] = []
+
+    @property
+    def inside(self) -> int:
+        """How many threads hang."""
+        return len(self._came) - len(self._left)
 
     def hang(self) -> None:
-        self.inside += 1
+        self._came.append(1)
         try:
             super().hang()
         finally:
-            self.inside -= 1
+            self._left.append(1)
+
+    def release(self) -> None:
+        goal = len(self._left) + min(self.inside, 1)
+        super().release()
+        wait_until(lambda: len(self._left) >= goal)
 
 
 @contextlib.contextmanager
