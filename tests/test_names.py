@@ -319,9 +319,11 @@ def test_private_method_is_not_sent_either(make_fork: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", [None, 5, b"a", {"a", "b"}, {"a": 1, "b": 2}, [b"a", b"b"], [None, "a"]], ids=lambda path: repr(path)
+    "path",
+    [None, 5, b"a", {"a", "b"}, {"a": 1, "b": 2}, [b"a", b"b"], [None, "a"]],
+    ids=["None", "int", "bytes", "set", "dict", "list of bytes", "list with None"],
 )
-def test_replay_path_that_is_none_is_a_type_error(make_fork: Make, path: Any) -> None:
+def test_what_is_no_replay_path_is_a_type_error(make_fork: Make, path: Any) -> None:
     """Keys of a dict were taken for paths, and bytes for numbers."""
     with pytest.raises(TypeError):
         make_fork().enable_save_replay(path)
