@@ -81,12 +81,12 @@ class EnvRequests(EnvReplies):
             self._hold_step(env, request, frame)
 
     def _send_frames(self, plan: RoundPlan, requests: Sequence[Request], frames: Iterator[Any]) -> None:
-        now = self.clock()
+        now, request = self.clock(), None
         try:
             for batch, request in zip(plan.batches, requests):
                 batch.child.send_steps(request, next(frames), now)
         except BaseException:
-            if request.sent_at:
+            if request is not None and request.sent_at:
                 self._suspect(batch.child)
             raise
 

@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import NamedTuple, Optional
 
+from envsup.owned import close_all, note
 from envsup.stack_dump import STACK_SIGNAL
 from envsup.stderr_file import StderrFile
 
@@ -28,15 +29,16 @@ _LONGEST_STACK = 1 << 16
 _HALTED = {"T": "stopped (SIGSTOP)", "t": "stopped by a debugger", "D": "in a system call that cannot be interrupted"}
 
 
-def anonymous_file(name: str) -> int:
-    """A descriptor of an empty file without a name, which is only appended to."""
+def open_anonymous_file(name: str, owned: list[int]) -> int:
+    """A descriptor, noted in ``owned``, of an empty file without a name, which is only appended to."""
     import fcntl
 
     if hasattr(os, "memfd_create"):
-        fd = os.memfd_create(name)
+        note(owned, os.memfd_create, name)
     else:
         with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+            note(owned, os.dup, file.fileno())
+    fd = owned[-1]
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return fd
 
@@ -109,14 +111,15 @@ class Evidence:
 
     def __init__(self, capture_stderr: bool = False, patience: Optional[Patience] = None) -> None:
         self._patience = patience or Patience()
-        self.stack_fd = anonymous_file("envsup-stack")
+        self._owned: list[int] = []
         self.stderr: Optional[StderrFile] = None
-        if capture_stderr:
-            try:
-                self.stderr = StderrFile(anonymous_file("envsup-stderr"))
-            except OSError:
-                os.close(self.stack_fd)
-                raise
+        try:
+            self.stack_fd = open_anonymous_file("envsup-stack", self._owned)
+            if capture_stderr:
+                self.stderr = StderrFile(open_anonymous_file("envsup-stderr", self._owned))
+        except BaseException:
+            self.close_descriptors()
+            raise
 
     @property
     def stderr_fd(self) -> int:
@@ -185,11 +188,14 @@ class Evidence:
 
     def close_descriptors(self) -> None:
         """Close the files, and nothing else: also in a forked child."""
-        if self.stack_fd >= 0:
-            os.close(self.stack_fd)
-            self.stack_fd = -1
+        self.stack_fd = -1
         if self.stderr is not None:
-            self.stderr.close_descriptors()
+            self.stderr.fd = -1
+        close_all(self._owned)
+
+    def __del__(self) -> None:
+        if getattr(self, "_owned", None):
+            self.close_descriptors()  # Of a worker whose start was interrupted.
 
     def close(self) -> None:
         """Pass on what the worker has written to its standard error, and close the files."""

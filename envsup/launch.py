@@ -25,6 +25,7 @@ from envsup.errors import signal_name
 from envsup.evidence import Evidence
 from envsup.fork_server import ForkServerWorker, redirect_stderr
 from envsup.frames import CLOSE_ALL, HEADER, STOP
+from envsup.owned import close_all, note, note_all
 from envsup.parent_ends import close_in_forked_children
 from envsup.spec import WorkerSpec, pack_spec
 
@@ -37,6 +38,8 @@ _SPAWNED = (
 # Where /proc/PID/stat has the flags of the process and its pending signals, counted from behind its name.
 _STAT_FLAGS, _STAT_PENDING = 6, 28
 _EXITING = 0x4 | 0x400  # PF_EXITING, PF_SIGNALED
+
+_ALL_SIGNALS = signal.valid_signals()
 
 
 class LifePipe:
@@ -64,57 +67,63 @@ class WorkerProcess:
     """One life of a worker process.
 
     Attributes:
-        pid: its process id, and the id of its process group.
         request_fd: non-blocking, for writing.
         reply_fd: non-blocking, for reading.
         exit_fd: readable once the process has ended, -1 where the system has no such thing.
         preamble: what must be written to ``request_fd`` before anything else.
         evidence: what it leaves behind for whoever has to find out why it failed.
+        born: the process id, from the moment on when there is such a process.
+        owned: the descriptors of this process that are its own.
+        lent: the worker's ends of pipes, while it is started.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        request_fd: int,
-        reply_fd: int,
-        evidence: Evidence,
-        status_fd: int = -1,
-        preamble: bytes = b"",
-    ) -> None:
-        self.pid = pid
-        self.request_fd = request_fd
-        self.reply_fd = reply_fd
-        self.preamble = preamble
+    def __init__(self, evidence: Evidence) -> None:
+        self.born: list[int] = []
+        self.owned: list[int] = []
+        self.lent: list[int] = []
         self.evidence = evidence
+        self.request_fd = self.reply_fd = self.exit_fd = self.status_fd = -1
+        self.preamble = b""
         self.exit_code: Optional[int] = None
-        self._status_fd = status_fd
+        self._maker = os.getpid()
         self._ended = False
-        self.exit_fd = -1
-        try:
-            self.exit_fd = self._open_exit_fd()
-        except OSError:
-            self.kill()
-            if status_fd >= 0:
-                os.close(status_fd)
-            raise
-        os.set_blocking(request_fd, False)
-        os.set_blocking(reply_fd, False)
+
+    def start(self, method: str, spec: WorkerSpec, life_pipe: LifePipe) -> None:
+        """See ``start_worker``."""
+        note_all(self.owned, os.pipe)
+        note_all(self.owned, os.pipe)
+        request_r, self.request_fd, self.reply_fd, reply_w = self.owned
+        self.owned[:], self.lent = [self.request_fd, self.reply_fd], [request_r, reply_w]
+        STARTERS[method](self, spec, [request_r, reply_w, life_pipe.worker_end, self.evidence.stack_fd])
+        close_all(self.lent)
+        self._open_exit_fd()
+        os.set_blocking(self.request_fd, False)
+        os.set_blocking(self.reply_fd, False)
         close_in_forked_children(self)
 
-    def _open_exit_fd(self) -> int:
+    @property
+    def pid(self) -> int:
+        """Its process id, and the id of its process group; 0 before there is one."""
+        return self.born[0] if self.born else 0
+
+    def _open_exit_fd(self) -> None:
         if hasattr(os, "pidfd_open"):
             try:
-                return os.pidfd_open(self.pid)
+                note(self.owned, os.pidfd_open, self.pid)
+                self.exit_fd = self.owned[-1]
+                return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     raise
-        return os.dup(self._status_fd) if self._status_fd >= 0 else -1
+        if self.status_fd >= 0:
+            note(self.owned, os.dup, self.status_fd)
+            self.exit_fd = self.owned[-1]
 
     def has_ended(self) -> bool:
         """Whether the process is gone.  The first time that it is, kill what is left of its group and reap it."""
-        if self._ended:
+        if self._ended or not self.born:
             return True
-        if self._status_fd >= 0:
+        if self.status_fd >= 0:
             self._ended = self._read_status(block=False)
         else:
             self._ended = self._ask_kernel()
@@ -125,8 +134,8 @@ class WorkerProcess:
         if self.exit_fd < 0 or not self._is_leaving():
             return False
         wait([self.exit_fd], 1.0)
-        if self._status_fd >= 0:
-            wait([self._status_fd], 1.0)  # The fork server has to reap it first.
+        if self.status_fd >= 0:
+            wait([self.status_fd], 1.0)  # The fork server has to reap it first.
         return self.has_ended()
 
     def _is_leaving(self) -> bool:
@@ -150,9 +159,9 @@ class WorkerProcess:
         return True
 
     def _read_status(self, block: bool) -> bool:
-        os.set_blocking(self._status_fd, block)
+        os.set_blocking(self.status_fd, block)
         try:
-            data = os.read(self._status_fd, 8)
+            data = os.read(self.status_fd, 8)
         except BlockingIOError:
             return False
         if data:
@@ -180,7 +189,7 @@ class WorkerProcess:
         if self.has_ended():
             return
         self.signal(signal.SIGKILL)
-        if self._status_fd >= 0:
+        if self.status_fd >= 0:
             self._ended = self._read_status(block=True)
             return
         try:
@@ -191,12 +200,21 @@ class WorkerProcess:
 
     def close_descriptors(self) -> None:
         """Close the descriptors; in a forked child, its copies of them."""
-        for name in ("request_fd", "reply_fd", "exit_fd", "_status_fd"):
-            fd = getattr(self, name)
-            if fd >= 0:
-                setattr(self, name, -1)
-                os.close(fd)
+        self.request_fd = self.reply_fd = self.exit_fd = self.status_fd = -1
+        close_all(self.owned)
+        close_all(self.lent)
         self.evidence.close_descriptors()
+
+    def end(self) -> None:
+        """Kill it, and close the descriptors, however far its start has come."""
+        try:
+            self.kill()
+        finally:
+            self.close_descriptors()
+
+    def __del__(self) -> None:
+        if getattr(self, "owned", None) and self._maker == os.getpid():
+            self.end()  # An interrupt came before anybody knew of it.
 
     def close(self) -> None:
         """Close the descriptors, after the last that the process had to say."""
@@ -247,44 +265,36 @@ def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe, evidence: E
         OSError: if there are no more processes or descriptors to be had.
         TypeError: if something cannot be sent to the new process (never with fork).
     """
-    fds: list[int] = []
+    process = WorkerProcess(evidence)
     try:
-        fds += os.pipe()
-        fds += os.pipe()
-        request_r, request_w, reply_r, reply_w = fds
-        worker_fds = [request_r, reply_w, life_pipe.worker_end, evidence.stack_fd]
-        pid, status_fd, preamble = STARTERS[method](spec, worker_fds, evidence.stderr_fd, (request_w, reply_r))
-        process = WorkerProcess(pid, request_w, reply_r, evidence, status_fd, preamble)
+        process.start(method, spec, life_pipe)
     except BaseException:
-        _close_all(*fds)
+        process.end()
         raise
-    _close_all(request_r, reply_w)
     return process
 
 
-def _close_all(*fds: int) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
-Started = tuple[int, int, bytes]
-"""Process id, descriptor that tells how the process ended (-1 for none), preamble."""
-
-
-def _fork(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
+def _fork(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> None:
     process = multiprocessing.get_context("fork").Process(target=run_forked, args=(spec, worker_fds))
     _flush_output()
-    pid = os.fork()
-    if pid:
+    # The worker is deaf to signals until it has handlers of its own: those of this process are not to run there.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+        note(worker.born, os.fork)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS if worker.born == [0] else mask)
+    if worker.pid:
         try:
-            os.setpgid(pid, pid)  # The worker does so too; whoever comes first.
+            os.setpgid(worker.pid, worker.pid)  # The worker does so too; whoever comes first.
         except OSError:
             pass
-        return pid, -1, b""
+        return
     code = 1
     try:
-        _close_all(*parent_fds)
-        redirect_stderr(stderr_fd)
+        os.close(worker.request_fd)
+        os.close(worker.reply_fd)
+        redirect_stderr(worker.evidence.stderr_fd)
         # What multiprocessing does in a child that it forked: the environment may use multiprocessing itself.
         code = process._bootstrap()  # type: ignore[attr-defined]
     finally:
@@ -299,39 +309,42 @@ def _flush_output() -> None:
         pass  # Whoever prints next is told.
 
 
-def _spawn(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
-    body, shared = pack_spec(spec)
+def _spawn(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> None:
+    worker.preamble, shared = pack_spec(spec)
+    stderr_fd = worker.evidence.stderr_fd
     fds = [*worker_fds, *shared]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
     environment = {**os.environ, **spec.threads.variables()} if spec.threads else None
     stderr = stderr_fd if stderr_fd >= 0 else None
     process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
+    worker.born.append(process.pid)
     process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
-    return process.pid, -1, body
 
 
-def _ask_forkserver(spec: WorkerSpec, worker_fds: list[int], stderr_fd: int, parent_fds: tuple[int, int]) -> Started:
+def _ask_forkserver(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> None:
     from multiprocessing import forkserver
 
-    body, shared = pack_spec(spec)
+    worker.preamble, shared = pack_spec(spec)
+    stderr_fd = worker.evidence.stderr_fd
     fds = [*worker_fds, *shared, *([stderr_fd] if stderr_fd >= 0 else [])]
     server: Any = forkserver._forkserver
     if server._preload_modules == ["__main__"]:
         # The default, which some versions of Python act upon: a script without a guard would run in the server.
         server.set_forkserver_preload([])
     forkserver.ensure_running()
-    status_r, data_w = forkserver.connect_to_new_process(fds)
+    note_all(worker.owned, forkserver.connect_to_new_process, fds)
+    data_w = worker.owned[-1]
+    worker.owned[-1:], worker.lent[2:] = [], [data_w]
     # What multiprocessing sends, without the user's main module: cloudpickle carries what is defined there.
     preparation = {"name": "envsup-worker", "sys_path": list(sys.path), "sys_argv": sys.argv, "dir": os.getcwd()}
-    worker = ForkServerWorker(len(fds), stderr_fd >= 0, spec.threads.variables() if spec.threads else {})
-    try:
-        with os.fdopen(data_w, "wb") as pipe:
-            pipe.write(pickle.dumps(preparation) + pickle.dumps(worker))
-        return _pid_from(status_r), status_r, body
-    except BaseException:
-        os.close(status_r)
-        raise
+    task = ForkServerWorker(len(fds), stderr_fd >= 0, spec.threads.variables() if spec.threads else {})
+    data = pickle.dumps(preparation) + pickle.dumps(task)
+    while data:
+        data = data[os.write(data_w, data) :]
+    close_all(worker.lent)
+    worker.status_fd = worker.owned[-1]
+    worker.born.append(_pid_from(worker.status_fd))
 
 
 def _pid_from(status_fd: int) -> int:

@@ -4,7 +4,8 @@ The memory is the supervisor's, so that the counts go on in the next life of a w
 HEADER cells, then FIELDS rows with a cell for each environment of the worker, then a ring of RING such rows with the
 seconds of steps, ABSENT where an environment made no step.  Rows that have been folded are summed up in one of two
 banks of fields, in turn.  What belongs together takes effect with a single store: a worker may be killed anywhere, and
-the steps of a frame count from when they are answered.
+the steps of a frame count from when they are answered.  (A worker that is killed between counting and answering has
+counted steps that are lost; to undo that would take one store more for every frame.)
 """
 
 from __future__ import annotations

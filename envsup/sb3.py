@@ -184,7 +184,7 @@ class SupervisedVecEnv(VecEnv):
 
         Raises:
             Exception: what it raised in the first environment where it raised.
-            WorkerDied: if a worker had died or died meanwhile; the next step says so, too.
+            WorkerDied: if a worker died meanwhile; the next step says so, too.
             TimeoutError: if it took longer than ``reset_timeout`` (``step_timeout`` if there is none).
         """
         return self._ask(indices, "vec_env_method", method_name, method_args, method_kwargs)

@@ -21,7 +21,7 @@ class StderrFile:
     until the worker ends).
 
     Arguments:
-        fd: of a file that the worker appends to; it is closed by this object.
+        fd: of a file that the worker appends to; negative once its owner has closed it.
     """
 
     def __init__(self, fd: int) -> None:
@@ -57,12 +57,6 @@ class StderrFile:
             tail += os.pread(self.fd, _TAIL_BYTES, start)
         lines = tail[-_TAIL_BYTES:].decode(errors="replace").splitlines()
         return "\n".join(lines[-_TAIL_LINES:]) or None
-
-    def close_descriptors(self) -> None:
-        """Close the file; also in a forked child."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
 
 
 def _write(data: bytes, wait: bool) -> int:

@@ -126,7 +126,8 @@ class Supervisor(WorkerGroup):
         Arguments:
             callback: ``callback(recv_payload, remain_payloads)`` runs for each reply and may change it.  What it adds
                 to ``remain_payloads``, by req_id, is awaited too, and not returned.
-            timeout: seconds for each request, None for no limit.
+            timeout: seconds for each request from when this waits for it, also while its worker is still built; None
+                for no limit.
 
         Raises:
             TimeoutError: if a request was not answered in time; with ignore_err, that is the ``err`` of its payload.

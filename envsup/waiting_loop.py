@@ -171,6 +171,10 @@ class WaitingLoop:
         finally:
             try:
                 self._lock.acquire()
+            except BaseException:
+                if not self._lock.is_mine():
+                    self._lock.acquire()
+                raise
             finally:
                 self._polling = False
             if self._sleepers:

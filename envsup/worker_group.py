@@ -202,6 +202,9 @@ class WorkerGroup(WaitingLoop):
             finally:
                 for child in self._children:
                     child.kill()
+                for process in list(self._processes):  # What an interrupt has left to nobody.
+                    process.end()
+                self._processes.clear()
                 self._give_back()
                 self._turn.notify_all()
 
@@ -231,11 +234,7 @@ class WorkerGroup(WaitingLoop):
         spec = spec._replace(threads=self._threads)
         with above_standard_streams():
             evidence = Evidence(self._capture_stderr, self._patience)
-            try:
-                process = start_worker(self._start_method, spec, self._life_pipe, evidence)
-            except BaseException:
-                evidence.close_descriptors()
-                raise
+            process = start_worker(self._start_method, spec, self._life_pipe, evidence)
         self._processes.add(process)
         if self._capture_stderr:
             self.on_deadline(self.clock() + FORWARD_EVERY)

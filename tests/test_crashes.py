@@ -852,6 +852,53 @@ def test_interrupt_of_launch_then_close(make_local: Make) -> None:
         assert sup.closed
 
 
+@contextlib.contextmanager
+def interrupted_at(place: int, *files: str) -> Iterator[list[int]]:
+    """Ctrl-C before the line of these files of envsup that comes as the ``place``-th; the list holds it if it came."""
+    lines: list[int] = []
+    home, before = os.getpid(), sys.gettrace()
+
+    def look(frame: Any, event: str, argument: Any) -> Any:
+        if os.getpid() != home or Path(frame.f_code.co_filename).name not in files:
+            return None
+        if event == "line":
+            lines.append(frame.f_lineno)
+            if len(lines) == place:
+                sys.settrace(before)
+                raise KeyboardInterrupt
+        return look
+
+    came: list[int] = []
+    sys.settrace(look)
+    try:
+        yield came
+    finally:
+        sys.settrace(before)
+        came += lines[place - 1 :]
+
+
+@pytest.mark.parametrize("mp_ctx", ["fork", "forkserver"])
+def test_interrupt_anywhere_in_the_start_of_a_worker(mp_ctx: str) -> None:
+    """Pipes and files that had no name yet were left open, and a worker that nobody knew of was never reaped."""
+    with Supervisor("process", mp_ctx=mp_ctx) as sup:
+        sup.register(Obliging)
+        sup.start_link()
+        place = 1
+        while True:
+            sup._children[0].kill()
+            sup._children[0].take_open()
+            with interrupted_at(place, "launch.py", "owned.py", "evidence.py") as came:
+                try:
+                    sup._children[0].start()
+                except KeyboardInterrupt:
+                    pass
+            if not came:
+                break
+            place += 1
+        assert place > 40
+        assert sup.get_child_attr(0, "length") == 3
+
+
 def test_workers_ignore_the_interrupt_of_the_terminal(make_process: Make) -> None:
     """Ctrl-C reaches the whole foreground group: workers die with tracebacks before the trainer can save."""
     sup = make_process([partial(Obliging, length=50)] * 2)
