@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
 import threading
@@ -178,6 +179,7 @@ class EnvActor:
     def __init__(self, spec_body: bytes, path: list[str]) -> None:
         # Where the supervisor finds modules, the actor finds them too if the folders are there; its own come first.
         sys.path += [folder for folder in path if folder not in sys.path]
+        _die_of_sigterm()
         self._server = CallServer(spec_body)
         self._leaving = threading.Event()
         self._thread = 0
@@ -211,6 +213,12 @@ class EnvActor:
         if frame is None:
             return None
         return "Thread of the environments (most recent call last):\n" + "".join(traceback.format_stack(frame)).rstrip()
+
+
+def _die_of_sigterm() -> None:
+    """Ray's handler waits for the calls that are open, of which ``hold`` is one, and meanwhile takes no other."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place() -> Place:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,10 +25,11 @@ from worlds import Importer
 from envsup import EnvSupervisor
 from envsup.errors import WorkerDied, WorkerTimeout
 from envsup.meter import Meters
-from envsup.ray_child import _Life, reason_of
+from envsup.ray_child import ChildRay, _Life, reason_of
 from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
 from envsup.ray_worker import RelayedMeters, tell
 from envsup.testing import ScriptedEnv
+from envsup.worker import Hosted
 
 ray = pytest.importorskip("ray")
 
@@ -296,7 +298,7 @@ def test_actor_that_dies_idle_is_noticed_and_made_anew(make_ray: Make) -> None:
     sup.seed(5)
     sup.launch(reset_param={0: {"level": 1}, 1: {}})
     pid = sup.pid[0]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGTERM)  # Of which Ray alone makes an actor that lives on and hears nothing.
     wait_until(sup._children[0].ended)
     sup.reset({0: {"level": 2}})  # With max_try=1, a try that counted would end the run.
     assert sup.pid[0] != pid
@@ -311,6 +313,22 @@ def test_reset_right_after_a_death_does_not_count_as_a_try(make_ray: Make) -> No
     os.kill(sup.pid[0], signal.SIGKILL)
     sup.reset()
     assert sup.ready_obs_id == [0]
+
+
+def test_actor_that_its_environment_ends_while_it_is_built_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # ray.actor.exit_actor, of which Ray speaks as of an unreachable node, was tried again without end.
+    error = ray.exceptions.ActorUnavailableError("exit_actor() is called.", b"0" * 16)
+    lives = [Mock(place=None, is_begun=begun, sent_early=[], take=Mock(return_value=error)) for begun in (0, 1, 1)]
+    listener = Mock()
+    child = ChildRay([Hosted(0, ScriptedEnv)], listener)
+    monkeypatch.setattr(child, "_new_life", iter(lives[1:]).__next__)
+    child._current = lives[0]
+    for life in lives:
+        assert child._current is life
+        assert not listener.on_lost.called
+        child.receive()
+    assert child._current is None
+    listener.on_lost.assert_called_once()
 
 
 def test_error_of_a_lost_actor_says_where_it_was(make_ray: Make) -> None:
