@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
@@ -113,6 +114,8 @@ def test_options_are_those_of_each_actor(make_ray: Make) -> None:
     [
         ([{}], "1 ray_options for 2"),
         ({"max_restarts": 3}, "cannot set max_restarts"),
+        ({"max_pending_calls": 9}, "cannot set max_pending_calls"),  # More calls were lost actors.
+        ({"allow_out_of_order_execution": True}, "cannot set allow_out"),  # Replies would fit no request.
         ([{}, 7], "not 7"),
     ],
 )
@@ -415,13 +418,30 @@ def test_patience_is_shorter_than_that_of_ray(monkeypatch: pytest.MonkeyPatch) -
     assert head_patience() == 1.5
 
 
+@contextmanager
+def greeting() -> Iterator[str]:
+    """An address where every connection is greeted as by gRPC."""
+
+    def greet() -> None:
+        with suppress(OSError):  # It is not listened any more.
+            while True:
+                with server.accept()[0] as connection:
+                    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(20)
+
+
 def test_note_of_a_ray_that_has_ended_is_not_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert address_for(None) is None
     (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        noted = f"127.0.0.1:{server.getsockname()[1]}"
+    with greeting() as noted:
         (tmp_path / "ray" / "ray_current_cluster").write_text(noted)
         assert answers(noted)
         assert address_for(None) is None
@@ -435,8 +455,7 @@ def test_address_of_no_ray_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert address_for("auto") == "auto"
     (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = f"127.0.0.1:{server.getsockname()[1]}"
+    with greeting() as there:
         assert address_for(there) == there
         monkeypatch.setenv("RAY_ADDRESS", there)
         assert address_for(None) is None
@@ -448,6 +467,17 @@ def test_address_of_no_ray_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("RAY_ADDRESS")
     with pytest.raises(ConnectionError, match=f"no Ray at {there}"):
         address_for("auto")
+
+
+def test_address_where_nobody_answers_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray itself tries for a quarter of an hour where connections are taken, and nothing is said.
+    monkeypatch.setattr("envsup.ray_cluster.HEAD_PATIENCE", 0.1)
+    monkeypatch.setattr("envsup.ray_cluster._CONNECT_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        assert answers(there)
+        with pytest.raises(ConnectionError, match=f"no Ray at {there}"):
+            address_for(there)
 
 
 def test_session_that_somebody_has_ended_is_lost_for_its_members_alone(
