@@ -31,6 +31,9 @@ FIRST_BLOCK = struct.Struct("<I")
 
 NOTES_LENGTH = struct.Struct("<I")
 
+LINGER = 10.0
+"""Seconds for what Python does at its end, such as what an environment has registered with ``atexit``."""
+
 LIFE = "life"
 """The concurrency group of the calls that are answered while an environment is busy."""
 
@@ -198,6 +201,9 @@ class EnvActor:
         if close:
             self._server.close()
         self._leaving.set()
+        last_resort = threading.Timer(LINGER, os._exit, (0,))
+        last_resort.daemon = True
+        last_resort.start()
         exit_actor()  # type: ignore[no-untyped-call]
 
     def hold(self) -> None:

@@ -28,7 +28,8 @@ from envsup.errors import WorkerDied, WorkerTimeout
 from envsup.meter import Meters
 from envsup.ray_child import ChildRay, _Life, reason_of
 from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
-from envsup.ray_worker import RelayedMeters, tell
+from envsup.ray_worker import EnvActor, RelayedMeters, tell
+from envsup.spec import WorkerSpec, pack_spec
 from envsup.testing import ScriptedEnv
 from envsup.worker import Hosted
 
@@ -127,6 +128,11 @@ def test_bad_options_raise(make_ray: Make, options: Any, words: str) -> None:
 def test_environments_of_one_actor_cannot_differ(make_ray: Make) -> None:
     with pytest.raises(ValueError, match="share an actor"):
         make_ray(envs_per_child=2, ray_options=[{"num_cpus": 1}, {"num_cpus": 2}])
+
+
+def test_stderr_of_actors_is_not_captured(make_ray: Make) -> None:
+    with pytest.raises(ValueError, match="what actors write is printed by Ray"):
+        make_ray(capture_stderr=True)
 
 
 def test_options_are_for_ray_alone() -> None:
@@ -394,6 +400,18 @@ def test_nothing_of_a_supervisor_that_nobody_closed_is_left() -> None:
 )
 def test_reason_of_a_death_is_one_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
+
+
+def test_actor_leaves_whatever_python_has_to_do_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What an environment had registered with atexit held up the end of a process that nobody waited for.
+    ended = threading.Event()
+    monkeypatch.setattr("envsup.ray_worker._die_of_sigterm", lambda: None)
+    monkeypatch.setattr("envsup.ray_worker.LINGER", 0.0)
+    monkeypatch.setattr(ray.actor, "exit_actor", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    actor = EnvActor(pack_spec(WorkerSpec([Hosted(0, ScriptedEnv)], None, 1))[0][8:], [])
+    actor.leave(True)
+    assert ended.wait(20)
 
 
 # -- the head --
