@@ -39,6 +39,7 @@ NOT_OVER_RAY = {
     "test_reset_after_a_late_reply_is_not_the_one_that_is_waited_for": _NO_RESET,
     "test_reset_by_another_thread_behind_a_reset_of_the_workers_own": _NO_RESET,
     "test_signal_handlers_of_the_trainer_do_not_run_in_workers": "an actor does not step in its main thread",
+    "test_replay_path_that_cannot_be_set_again_is_called_by_its_name": _NO_SIGNAL,
     "test_step_after_an_idle_death": _NO_SIGNAL,
     "test_step_that_kills_every_worker_is_abnormal": _NO_SIGNAL,
     "test_steps_of_another_thread_behind_a_reset_of_the_workers_own": _NO_RESET,
