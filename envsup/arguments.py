@@ -183,7 +183,10 @@ def worker_threads_of(value: Any, in_process: bool) -> Optional[int]:
 
 
 def process_only(name: str, value: Any, in_process: bool) -> bool:
-    """A switch that threads do not have."""
+    """A switch that threads and actors do not have."""
     if switch(name, value) and not in_process:
-        raise ValueError(f"{name} is for worker processes: threads share the standard error of this process")
+        raise ValueError(
+            f"{name} is for worker processes: threads share the standard error of this process, "
+            "and what actors write is printed by Ray"
+        )
     return bool(value)

@@ -163,6 +163,7 @@ class ChildRay(ChildProcess):
         self._current: Optional[_Life] = None
         self._blocks: Sequence[Any] = ()
         self._is_foreign = True
+        self._has_moved = False
 
     @classmethod
     def connect(cls, children: Sequence["ChildRay"], listener: Listener) -> Optional[Callable[[], None]]:
@@ -181,7 +182,7 @@ class ChildRay(ChildProcess):
         return None if self._current is None else self._current.memory
 
     def _start(self) -> None:
-        self._closing = False
+        self._closing = self._has_moved = False
         self._current = life = self._new_life()
         self.alive = True
         for local in range(len(self.hosted)):
@@ -201,8 +202,13 @@ class ChildRay(ChildProcess):
             raise TypeError("an actor of Ray cannot share the memory of an shm_buffer")
         return body[_LENGTH_SIZE:], sys.path
 
+    def _may_be_placed_anew(self, life: _Life) -> bool:
+        """Whether it was not built yet; an actor that is lost twice when it had begun is lost by what it builds."""
+        return life.place is None and not (life.is_begun and self._has_moved) and life.session.is_usable()
+
     def _place_anew(self, lost: _Life) -> None:
-        """The node went away where the actor was to be: nothing of what it was sent has been begun."""
+        """The node went away where the actor was to be: nothing of what it was sent is done."""
+        self._has_moved |= lost.is_begun
         lost.session.kill(lost.actor)
         lost.finalizer.detach()
         self._current = life = self._new_life()
@@ -249,7 +255,7 @@ class ChildRay(ChildProcess):
                 return
             if not isinstance(reply, BaseException):
                 self._take_reply(life, reply)
-            elif life.place is None and is_of_node(reply) and life.session.is_usable():
+            elif self._may_be_placed_anew(life) and is_of_node(reply):
                 self._place_anew(life)
             else:
                 self._on_death(life, reply)

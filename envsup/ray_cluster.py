@@ -25,6 +25,11 @@ _RAY_PATIENCE = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _LOOK_EVERY = 1.0
 _CONNECT_TIMEOUT = 2.0
 
+_SETTINGS = b"\x04"
+_FRAME = bytes(3) + _SETTINGS + bytes(5)
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _FRAME
+"""With what HTTP/2 begins: its preface, and a frame of settings without any, to which the other side sends its own."""
+
 
 class Member(Protocol):
     """Who is told that there is no Ray any more."""
@@ -46,14 +51,23 @@ def import_ray() -> Any:
     return ray
 
 
-def answers(address: str) -> bool:
-    """Whether somebody takes connections at "host:port"."""
+def answers(address: str, greeted: bool = False) -> bool:
+    """Whether somebody takes connections at "host:port"; if it is ``greeted``, one who speaks HTTP/2, as gRPC does."""
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT).close()
-    except (OSError, ValueError):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT) as connection:
+            if not greeted:
+                return True
+            connection.sendall(_GREETING)
+            with connection.makefile("rb") as reply:
+                return reply.read(len(_FRAME))[3:4] == _SETTINGS
+    except (OSError, ValueError, OverflowError):
         return False
-    return True
+
+
+def _is_head(address: str) -> bool:
+    """Whether somebody answers there as a head does; one that only takes connections Ray waits for without end."""
+    return answers(address, greeted=os.environ.get("RAY_USE_TLS", "0") in ("", "0"))
 
 
 def address_for(given: Optional[str]) -> Optional[str]:
@@ -63,16 +77,16 @@ def address_for(given: Optional[str]) -> Optional[str]:
     ended may not have removed.
 
     Raises:
-        ConnectionError: if nobody takes connections at the address for ``HEAD_PATIENCE`` seconds.
+        ConnectionError: if nobody answers at the address for ``HEAD_PATIENCE`` seconds.
     """
     named = (os.environ.get("RAY_ADDRESS") or given) if given in (None, "auto") else given
     if named is None:
         noted = _noted_address()
-        return None if noted is None or answers(noted) else "local"
+        return None if noted is None or _is_head(noted) else "local"
     if named == "auto":
         named = _noted_address()
     if named is not None and ":" in named and "//" not in named and not _answers_soon(named):
-        raise ConnectionError(f"there is no Ray at {named}: nobody has taken a connection for {HEAD_PATIENCE:g} s")
+        raise ConnectionError(f"there is no Ray at {named}: nobody has answered as a head for {HEAD_PATIENCE:g} s")
     return given
 
 
@@ -107,9 +121,9 @@ def check_same(address: Optional[str], connected: str) -> None:
 
 
 def _answers_soon(address: str) -> bool:
-    """Whether a head takes connections there, or does so soon, as one that is being started."""
+    """Whether a head answers there, or does so soon, as one that is being started."""
     end = time.monotonic() + HEAD_PATIENCE
-    while not (answers(address) or answers(_as_ray_has_it(address))):
+    while not (_is_head(address) or _is_head(_as_ray_has_it(address))):
         if time.monotonic() > end:
             return False
         time.sleep(_LOOK_EVERY / 4)

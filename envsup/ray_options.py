@@ -9,9 +9,20 @@ OUR_OPTIONS: dict[str, Any] = {"scheduling_strategy": "SPREAD", "num_cpus": 0.00
 what needs none, as its actors by default, goes to any node."""
 
 FIXED_OPTIONS = frozenset(
-    ("concurrency_groups", "get_if_exists", "lifetime", "max_concurrency", "max_restarts", "max_task_retries", "name")
+    (
+        "allow_out_of_order_execution",
+        "concurrency_groups",
+        "get_if_exists",
+        "lifetime",
+        "max_concurrency",
+        "max_pending_calls",
+        "max_restarts",
+        "max_task_retries",
+        "name",
+    )
 )
-"""What actors are given here: an actor that Ray restarted by itself would be one without seed and episode."""
+"""What actors are given here: an actor that Ray restarted by itself would be one without seed and episode, and calls
+have to be taken, and carried out in order."""
 
 
 def check_options(given: Any, num_envs: int) -> list[Mapping[str, Any]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
 import threading
@@ -29,6 +30,9 @@ FIRST_BLOCK = struct.Struct("<I")
 """Before data that was pickled: which of the reply's blocks is the first of its own."""
 
 NOTES_LENGTH = struct.Struct("<I")
+
+LINGER = 10.0
+"""Seconds for what Python does at its end, such as what an environment has registered with ``atexit``."""
 
 LIFE = "life"
 """The concurrency group of the calls that are answered while an environment is busy."""
@@ -178,6 +182,7 @@ class EnvActor:
     def __init__(self, spec_body: bytes, path: list[str]) -> None:
         # Where the supervisor finds modules, the actor finds them too if the folders are there; its own come first.
         sys.path += [folder for folder in path if folder not in sys.path]
+        _die_of_sigterm()
         self._server = CallServer(spec_body)
         self._leaving = threading.Event()
         self._thread = 0
@@ -196,6 +201,9 @@ class EnvActor:
         if close:
             self._server.close()
         self._leaving.set()
+        last_resort = threading.Timer(LINGER, os._exit, (0,))
+        last_resort.daemon = True
+        last_resort.start()
         exit_actor()  # type: ignore[no-untyped-call]
 
     def hold(self) -> None:
@@ -211,6 +219,12 @@ class EnvActor:
         if frame is None:
             return None
         return "Thread of the environments (most recent call last):\n" + "".join(traceback.format_stack(frame)).rstrip()
+
+
+def _die_of_sigterm() -> None:
+    """Ray's handler waits for the calls that are open, of which ``hold`` is one, and meanwhile takes no other."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _place() -> Place:

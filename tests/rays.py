@@ -15,6 +15,7 @@ _NO_SIGNAL = "Ray does not tell by which signal a process died, or with which co
 _NO_PIPE = "what an actor returns is not written bit by bit into a pipe that could be full"
 _NO_RESET = "a call of an actor has one return: the resets that end an episode are calls of their own"
 _LATER = "Ray ends a process a moment after it was told to"
+_NO_DESCRIPTORS = "an actor takes no descriptors of this process"
 _PICKLED = "what goes to an actor is pickled"
 
 NOT_OVER_RAY = {
@@ -28,6 +29,9 @@ NOT_OVER_RAY = {
     "test_large_requests_and_large_replies_at_once": _NO_PIPE,
     "test_failed_step_is_that_of_the_whole_environment": _NO_SIGNAL,
     "test_failed_step_writes_what_led_to_it": _NO_SIGNAL,
+    "test_more_workers_than_descriptors_are_refused_before_any_is_started": _NO_DESCRIPTORS,
+    "test_no_more_are_needed_than_are_asked_for": _NO_DESCRIPTORS,
+    "test_nobody_else_can_talk_to_a_supervisor_or_its_workers": "Ray listens, and names files",
     "test_several_steps_lost_with_one_worker_are_one_failure": "a return that is on its way is lost with the process",
     "test_late_reply_of_one_in_a_group": _NO_RESET,
     "test_late_reply_that_ends_an_episode": _NO_RESET,
@@ -35,9 +39,11 @@ NOT_OVER_RAY = {
     "test_reset_after_a_late_reply_is_not_the_one_that_is_waited_for": _NO_RESET,
     "test_reset_by_another_thread_behind_a_reset_of_the_workers_own": _NO_RESET,
     "test_signal_handlers_of_the_trainer_do_not_run_in_workers": "an actor does not step in its main thread",
+    "test_replay_path_that_cannot_be_set_again_is_called_by_its_name": _NO_SIGNAL,
     "test_step_after_an_idle_death": _NO_SIGNAL,
     "test_step_that_kills_every_worker_is_abnormal": _NO_SIGNAL,
     "test_steps_of_another_thread_behind_a_reset_of_the_workers_own": _NO_RESET,
+    "test_worker_that_cannot_be_watched_is_not_kept": _NO_DESCRIPTORS,
     "test_worker_that_dies_while_it_runs_the_episode_again": _NO_SIGNAL,
 }
 """Tests over kinds of workers that do not run over Ray, and the fact of Ray that is why."""

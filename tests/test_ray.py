@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,10 +26,12 @@ from worlds import Importer
 from envsup import EnvSupervisor
 from envsup.errors import WorkerDied, WorkerTimeout
 from envsup.meter import Meters
-from envsup.ray_child import _Life, reason_of
+from envsup.ray_child import ChildRay, _Life, reason_of
 from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
-from envsup.ray_worker import RelayedMeters, tell
+from envsup.ray_worker import EnvActor, RelayedMeters, tell
+from envsup.spec import WorkerSpec, pack_spec
 from envsup.testing import ScriptedEnv
+from envsup.worker import Hosted
 
 ray = pytest.importorskip("ray")
 
@@ -111,6 +115,8 @@ def test_options_are_those_of_each_actor(make_ray: Make) -> None:
     [
         ([{}], "1 ray_options for 2"),
         ({"max_restarts": 3}, "cannot set max_restarts"),
+        ({"max_pending_calls": 9}, "cannot set max_pending_calls"),  # More calls were lost actors.
+        ({"allow_out_of_order_execution": True}, "cannot set allow_out"),  # Replies would fit no request.
         ([{}, 7], "not 7"),
     ],
 )
@@ -122,6 +128,11 @@ def test_bad_options_raise(make_ray: Make, options: Any, words: str) -> None:
 def test_environments_of_one_actor_cannot_differ(make_ray: Make) -> None:
     with pytest.raises(ValueError, match="share an actor"):
         make_ray(envs_per_child=2, ray_options=[{"num_cpus": 1}, {"num_cpus": 2}])
+
+
+def test_stderr_of_actors_is_not_captured(make_ray: Make) -> None:
+    with pytest.raises(ValueError, match="what actors write is printed by Ray"):
+        make_ray(capture_stderr=True)
 
 
 def test_options_are_for_ray_alone() -> None:
@@ -296,7 +307,7 @@ def test_actor_that_dies_idle_is_noticed_and_made_anew(make_ray: Make) -> None:
     sup.seed(5)
     sup.launch(reset_param={0: {"level": 1}, 1: {}})
     pid = sup.pid[0]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGTERM)  # Of which Ray alone makes an actor that lives on and hears nothing.
     wait_until(sup._children[0].ended)
     sup.reset({0: {"level": 2}})  # With max_try=1, a try that counted would end the run.
     assert sup.pid[0] != pid
@@ -311,6 +322,22 @@ def test_reset_right_after_a_death_does_not_count_as_a_try(make_ray: Make) -> No
     os.kill(sup.pid[0], signal.SIGKILL)
     sup.reset()
     assert sup.ready_obs_id == [0]
+
+
+def test_actor_that_its_environment_ends_while_it_is_built_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    # ray.actor.exit_actor, of which Ray speaks as of an unreachable node, was tried again without end.
+    error = ray.exceptions.ActorUnavailableError("exit_actor() is called.", b"0" * 16)
+    lives = [Mock(place=None, is_begun=begun, sent_early=[], take=Mock(return_value=error)) for begun in (0, 1, 1)]
+    listener = Mock()
+    child = ChildRay([Hosted(0, ScriptedEnv)], listener)
+    monkeypatch.setattr(child, "_new_life", iter(lives[1:]).__next__)
+    child._current = lives[0]
+    for life in lives:
+        assert child._current is life
+        assert not listener.on_lost.called
+        child.receive()
+    assert child._current is None
+    listener.on_lost.assert_called_once()
 
 
 def test_error_of_a_lost_actor_says_where_it_was(make_ray: Make) -> None:
@@ -375,6 +402,18 @@ def test_reason_of_a_death_is_one_line(text: str, reason: str) -> None:
     assert reason_of(RuntimeError(text)) == f"RuntimeError: {reason}"
 
 
+def test_actor_leaves_whatever_python_has_to_do_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What an environment had registered with atexit held up the end of a process that nobody waited for.
+    ended = threading.Event()
+    monkeypatch.setattr("envsup.ray_worker._die_of_sigterm", lambda: None)
+    monkeypatch.setattr("envsup.ray_worker.LINGER", 0.0)
+    monkeypatch.setattr(ray.actor, "exit_actor", lambda: None)
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    actor = EnvActor(pack_spec(WorkerSpec([Hosted(0, ScriptedEnv)], None, 1))[0][8:], [])
+    actor.leave(True)
+    assert ended.wait(20)
+
+
 # -- the head --
 
 
@@ -397,13 +436,30 @@ def test_patience_is_shorter_than_that_of_ray(monkeypatch: pytest.MonkeyPatch) -
     assert head_patience() == 1.5
 
 
+@contextmanager
+def greeting() -> Iterator[str]:
+    """An address where every connection is greeted as by gRPC."""
+
+    def greet() -> None:
+        with suppress(OSError):  # It is not listened any more.
+            while True:
+                with server.accept()[0] as connection:
+                    connection.sendall(b"\0\0\0\4\0\0\0\0\0")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=greet)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(20)
+
+
 def test_note_of_a_ray_that_has_ended_is_not_followed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert address_for(None) is None
     (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        noted = f"127.0.0.1:{server.getsockname()[1]}"
+    with greeting() as noted:
         (tmp_path / "ray" / "ray_current_cluster").write_text(noted)
         assert answers(noted)
         assert address_for(None) is None
@@ -417,8 +473,7 @@ def test_address_of_no_ray_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert address_for("auto") == "auto"
     (tmp_path / "ray").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        there = f"127.0.0.1:{server.getsockname()[1]}"
+    with greeting() as there:
         assert address_for(there) == there
         monkeypatch.setenv("RAY_ADDRESS", there)
         assert address_for(None) is None
@@ -430,6 +485,17 @@ def test_address_of_no_ray_is_an_error_soon(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("RAY_ADDRESS")
     with pytest.raises(ConnectionError, match=f"no Ray at {there}"):
         address_for("auto")
+
+
+def test_address_where_nobody_answers_is_an_error_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ray itself tries for a quarter of an hour where connections are taken, and nothing is said.
+    monkeypatch.setattr("envsup.ray_cluster.HEAD_PATIENCE", 0.1)
+    monkeypatch.setattr("envsup.ray_cluster._CONNECT_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        assert answers(there)
+        with pytest.raises(ConnectionError, match=f"no Ray at {there}"):
+            address_for(there)
 
 
 def test_session_that_somebody_has_ended_is_lost_for_its_members_alone(
