@@ -27,15 +27,18 @@ class Inbox:
 
     def put(self, payload: RecvPayload) -> None:
         """Add a reply at the end."""
-        self.payloads[self._next] = payload
-        self._numbers.setdefault((payload.proc_id, payload.req_id), deque()).append(self._next)
+        number = self._next
         self._next += 1
+        try:
+            self.payloads[number] = payload
+            self._note(number, payload)
+        except BaseException:
+            self._note_all()
+            raise
 
     def take_first(self) -> RecvPayload:
         """Remove and return the oldest reply."""
-        number = next(iter(self.payloads))
-        payload = self.payloads[number]
-        return self._remove((payload.proc_id, payload.req_id))
+        return self._remove(next(iter(self.payloads)))
 
     def take_all(self) -> list[RecvPayload]:
         """Remove and return all replies, oldest first."""
@@ -50,7 +53,7 @@ class Inbox:
     def take_any(self, keys: "set[Key]") -> RecvPayload:
         """Remove and return the oldest reply with one of these keys, of which there must be one."""
         found = keys & self._numbers.keys() if len(keys) > 1 else keys
-        return self._remove(min(found, key=lambda key: self._numbers[key][0]))
+        return self._remove(min(self._numbers[key][0] for key in found))
 
     def has_any(self, keys: "set[Key]") -> bool:
         """Whether a reply with one of these keys is there."""
@@ -65,9 +68,26 @@ class Inbox:
         self.payloads.clear()
         self._numbers.clear()
 
-    def _remove(self, key: Key) -> RecvPayload:
-        numbers = self._numbers[key]
-        number = numbers.popleft()
-        if not numbers:
-            del self._numbers[key]
-        return self.payloads.pop(number)
+    def _note(self, number: int, payload: RecvPayload) -> None:
+        self._numbers.setdefault((payload.proc_id, payload.req_id), deque()).append(number)
+
+    def _note_all(self) -> None:
+        """An interrupt came between the two tables: what is there counts."""
+        self._numbers.clear()
+        for number, payload in self.payloads.items():
+            self._note(number, payload)
+
+    def _remove(self, number: int) -> RecvPayload:
+        """Remove a reply, of those with its key the oldest."""
+        try:
+            payload = self.payloads[number]
+            key = payload.proc_id, payload.req_id
+            numbers = self._numbers[key]
+            numbers.popleft()
+            if not numbers:
+                del self._numbers[key]
+            del self.payloads[number]
+        except BaseException:
+            self._note_all()
+            raise
+        return payload

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
@@ -217,10 +218,14 @@ def _used_by_others(path: str) -> bool:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_over(request: pytest.FixtureRequest) -> Iterator[None]:
-    """No process, thread, descriptor, shared mapping or file in /dev/shm outlives a test that passes."""
+    """No process, thread, descriptor, shared mapping or file in /dev/shm outlives a test that passes; no signal stays
+    blocked, which the programs that later tests start would inherit."""
     check_threads = request.node.get_closest_marker("abandons_thread") is None
     before = _resources(check_threads)
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     yield
+    if signal.pthread_sigmask(signal.SIG_SETMASK, blocked) != blocked:
+        pytest.fail("signals are left blocked after the test", pytrace=False)
     if request.node.stash.get(_failed, False):
         return  # Its traceback holds what it used.
     end = time.monotonic() + (RAYS_GRACE if "ray" in sys.modules else GRACE)

@@ -53,6 +53,8 @@ from support import (
 
 from envsup import ChildType, EnvState, EnvSupervisor, SendPayload, Supervisor
 from envsup.errors import RemoteTraceback, SupervisorClosed, WorkerDied
+from envsup.inbox import Inbox
+from envsup.payload import RecvPayload
 from envsup.testing import Gate, ScriptedError
 
 HERE = Path(__file__).parent
@@ -854,14 +856,17 @@ def test_interrupt_of_launch_then_close(make_local: Make) -> None:
 
 @contextlib.contextmanager
 def interrupted_at(place: int, *files: str) -> Iterator[list[int]]:
-    """Ctrl-C before the line of these files of envsup that comes as the ``place``-th; the list holds it if it came."""
+    """Ctrl-C before the line of these files of envsup that comes as the ``place``-th; the list holds it if it came.
+
+    Lines that run while the signal is blocked do not count.
+    """
     lines: list[int] = []
     home, before = os.getpid(), sys.gettrace()
 
     def look(frame: Any, event: str, argument: Any) -> Any:
         if os.getpid() != home or Path(frame.f_code.co_filename).name not in files:
             return None
-        if event == "line":
+        if event == "line" and signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()):
             lines.append(frame.f_lineno)
             if len(lines) == place:
                 sys.settrace(before)
@@ -897,6 +902,27 @@ def test_interrupt_anywhere_in_the_start_of_a_worker(mp_ctx: str) -> None:
             place += 1
         assert place > 40
         assert sup.get_child_attr(0, "length") == 3
+
+
+@pytest.mark.parametrize("take", ["first", "key"])
+def test_interrupt_anywhere_between_the_tables_of_the_inbox(take: str) -> None:
+    """A reply that stood in one of two tables was a KeyError for whoever asked next, or was written over."""
+    place = 1
+    while True:
+        inbox = Inbox()
+        inbox.put(RecvPayload(0, "a", "step"))
+        with interrupted_at(place, "inbox.py") as came, contextlib.suppress(KeyboardInterrupt):
+            inbox.put(RecvPayload(0, "b", "step"))
+            _ = inbox.take_first() if take == "first" else inbox.take_any({(0, "a")})
+        if not came:
+            break
+        inbox.put(RecvPayload(0, "c", "step"))
+        known = [str(payload.req_id) for payload in inbox.payloads.values()]
+        assert known == sorted(known)
+        assert all(inbox.has_any({(0, req_id)}) for req_id in known)
+        assert [inbox.take_first().req_id for _ in known] == known
+        place += 1
+    assert place > 10
 
 
 def test_workers_ignore_the_interrupt_of_the_terminal(make_process: Make) -> None:

@@ -829,7 +829,10 @@ class Stubborn:
 
     def nothing(self) -> None: ...
 
-    ask_to_stop = terminate = take_open = nothing
+    def take_open(self) -> list[Any]:
+        return []
+
+    ask_to_stop = terminate = nothing
 
 
 @pytest.mark.parametrize("gives_up", [False, True])
