@@ -123,7 +123,8 @@ class ArenaWriter:
         self._first = [rows[0] for rows in self._rows] if leaf else []
         self._dtype: Optional[np.dtype[Any]] = leaf.dtype if leaf else None
         self._dims: Optional[tuple[int, ...]] = leaf.shape if leaf else None
-        self._cells: Any = memoryview(arena.reward_cell[:, env_id])  # Faster than an array, one item at a time.
+        cells: Any = arena.reward_cell[:, env_id]
+        self._cells: Any = memoryview(cells)  # Faster than an array, one item at a time.
         reward = arena.reward
         self._rewards = None if reward is None else [reward[slot, env_id, ...] for slot in range(arena.slots)]
         self._reward_form = None if reward is None else (reward.dtype, reward.shape[2:])
