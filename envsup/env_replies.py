@@ -309,6 +309,8 @@ class EnvReplies(Supervisor):
         env.fresh = None
         if env.lost is not None and not deliver:
             env.fresh = obs, info or {}
+            if self._env_states.get(env.env_id) is EnvState.ERROR:  # Of a reset that failed before, unseen.
+                self._set_state(env, Event.STARTED)
             owner.settle()
             return
         env.reset_info = info or {}

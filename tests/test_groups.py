@@ -119,6 +119,36 @@ def test_new_episode_is_shown_when_the_loss_of_the_old_one_is_told(make_process:
     assert sup.step({1: 5})[0].obs.tolist()[2:] == [1, 5]
 
 
+class FailsOnceAnew:
+    """A factory: the environment of a second worker cannot be reset at first."""
+
+    def __init__(self, counter: Path) -> None:
+        self.home, self.counter = os.getpid(), counter
+
+    def __call__(self) -> ScriptedEnv:
+        if os.getpid() == self.home:
+            return ScriptedEnv()
+        with self.counter.open("a") as file:
+            file.write("x")
+        return ScriptedEnv(length=50, on_reset=["raise", "ok"] if self.counter.stat().st_size == 2 else "ok")
+
+
+def test_lost_environment_whose_new_episode_began_at_the_second_try_is_ready(
+    make_process: Make, tmp_path: Path
+) -> None:
+    """It stayed in ERROR when its step had been answered, and the loop over ready_obs_id forgot it."""
+    counter = tmp_path / "built"
+    sup = make_process([FailsOnceAnew(counter), partial(Informed, length=50)], envs_per_child=2, max_try=3)
+    sup.launch()
+    assert step(sup, {0: 7}) == [False]
+    assert step(sup, {1: "kill"}) == [True]
+    assert counter.stat().st_size == 2
+    assert sup.ready_obs_id == [0, 1]
+    assert sup.ready_obs[0].tolist()[2:] == [1, 7]
+    assert step(sup, {0: 1, 1: 1}) == [True, False]
+    assert sup.ready_obs[0].tolist()[2:] == [0, 0]
+
+
 def test_a_death_is_told_once_asynchronously_too(make_process: Make) -> None:
     sup = make_process(ENVS[:2], envs_per_child=2, max_try=3)
     sup.launch(block=False)
