@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import threading
@@ -137,7 +138,8 @@ class _Stat(NamedTuple):
 
 def _stat(pid: int) -> Optional[_Stat]:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        with open(f"/proc/{pid}/stat") as file:
+            text = file.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
     start, _, rest = text.rpartition(")")
@@ -154,13 +156,18 @@ def _helpers() -> set[int]:
     return {pid for pid in pids if pid is not None}
 
 
+_FOREIGN: set[int] = set()
+"""Processes that were seen to be none of ours, and never will be: those of the system are most of all."""
+
 _EARLIER = frozenset(int(name) for name in os.listdir("/proc") if name.isdigit())
 """Processes that were there before the tests: whoever started those may leave them at any time."""
 
 
 def _processes(others: frozenset[int]) -> frozenset[str]:
     """Our descendants, and the orphans of our session, but for ``others``."""
-    found = {s.pid: s for s in (_stat(int(name)) for name in os.listdir("/proc") if name.isdigit()) if s is not None}
+    pids = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    _FOREIGN.intersection_update(pids)  # The number of one that has ended may be given to one of ours.
+    found = {s.pid: s for s in map(_stat, pids - _FOREIGN) if s is not None}
     own = os.getpid()
     helpers = _helpers()
     family = {own}
@@ -171,6 +178,7 @@ def _processes(others: frozenset[int]) -> frozenset[str]:
         grown = bool(more)
     session = os.getsid(0)
     members = {pid for pid, s in found.items() if s.session == session}
+    _FOREIGN.update(found.keys() - family - members)
     orphans = {pid for pid in members if found[pid].parent not in members} - _EARLIER
     return frozenset(
         f"{s.name} pid {s.pid} state {s.state} parent {s.parent}"
@@ -197,7 +205,8 @@ def _descriptors() -> frozenset[str]:
 def _mappings() -> frozenset[str]:
     """Shared memory that is mapped here, whether or not it has a name in the file system."""
     found = set()
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    maps = Path("/proc/self/maps").read_text()
+    for line in re.findall(r"^.*(?:/memfd:|/dev/shm/|/dev/zero).*$", maps, re.M):
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and fields[5].startswith(("/memfd:", "/dev/shm/", "/dev/zero")):
             found.add(f"{fields[5]} inode {fields[4]}")
