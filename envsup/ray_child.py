@@ -24,6 +24,7 @@ from envsup.meter import Meters
 from envsup.process import ChildProcess, load_data
 from envsup.ray_cluster import Session, connection, import_ray
 from envsup.ray_options import OUR_OPTIONS
+from envsup.ray_rounds import Round, RoundWaiter
 from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
 from envsup.request import Request
 from envsup.spec import WorkerSpec, pack_spec
@@ -80,26 +81,34 @@ class _Life:
         """Call a method that is carried out while an environment is busy."""
         return method.options(concurrency_group=LIFE).remote()
 
-    def send(self, frame: bytes, waiting: Optional[Waiting] = None) -> None:
+    def send(self, frame: bytes, waiting: Optional[Waiting] = None, current: Optional[Round] = None) -> None:
+        """Call the actor; ``current``: the round that waits for what this returns, None if it has a wait of its own."""
         if self.place is None:
             self.sent_early.append((frame, waiting))
-        if not self.session.is_usable():
+        if not (self.session.is_usable() if current is None else current.is_usable):
             return  # Whoever waits has been told.
         self._number += 1
         self._sent.append(self._number)
         try:
-            future = self.actor.handle.remote(frame).future()
+            ref = self.actor.handle.remote(frame)
         except Exception as error:
             self.replies[self._number] = error
             return self._ring(True)
-        future.add_done_callback(partial(self._on_reply, self._number, waiting))
+        if current is not None:
+            current.add(self, self._number, ref)
+        else:
+            ref.future().add_done_callback(partial(self._on_reply, self._number, waiting))
 
     def _on_reply(self, number: int, waiting: Optional[Waiting], future: Any) -> None:
         """Runs in a thread of Ray's."""
         error = future.exception()
-        self.replies[number] = future.result() if error is None else error
+        self.on_return(number, waiting, future.result() if error is None else error)
+
+    def on_return(self, number: int, waiting: Optional[Waiting], result: Any) -> None:
+        """See ``ray_rounds.Caller``."""
+        self.replies[number] = result
         now = waiting is None or waiting.arrive()
-        self._ring(now or error is not None)
+        self._ring(now or isinstance(result, BaseException))
 
     def _on_begun(self, future: Any) -> None:
         """Runs in a thread of Ray's."""
@@ -160,6 +169,7 @@ class ChildRay(ChildProcess):
         self.copies = True
         self.threads: Optional[ThreadLimit] = None
         self.session: Optional[Session] = None
+        self.waiter: Optional[RoundWaiter] = None
         self._current: Optional[_Life] = None
         self._blocks: Sequence[Any] = ()
         self._is_foreign = True
@@ -168,9 +178,15 @@ class ChildRay(ChildProcess):
     @classmethod
     def connect(cls, children: Sequence["ChildRay"], listener: Listener) -> Optional[Callable[[], None]]:
         session, leave = connection.join(listener, children[0].address if children else None)
+        waiter = RoundWaiter(session.is_usable)
         for child in children:
-            child.session = session
-        return leave
+            child.session, child.waiter = session, waiter
+
+        def disconnect() -> None:
+            waiter.close()
+            leave()
+
+        return disconnect
 
     @property
     def pid(self) -> Optional[int]:
@@ -242,8 +258,11 @@ class ChildRay(ChildProcess):
         if isinstance(packed, bytes):
             life.send(packed)
         else:
+            current = None if self.waiter is None else self.waiter.round_of(packed.waiting)
+            if current is not None and current.waiting.held is not None:
+                current.waiting.held.append((self, current.start))
             for frame in packed.frames:
-                life.send(frame, packed.waiting)
+                life.send(frame, packed.waiting, current)
 
     def receive(self) -> None:
         life = self._current

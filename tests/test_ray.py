@@ -254,9 +254,9 @@ def test_environments_of_one_actor_share_a_call_a_round(make_ray: Make, monkeypa
     calls: list[bytes] = []
     send = _Life.send
 
-    def counted(life: _Life, frame: bytes, waiting: Any = None) -> None:
+    def counted(life: _Life, frame: bytes, *args: Any) -> None:
         calls.append(frame)
-        send(life, frame, waiting)
+        send(life, frame, *args)
 
     monkeypatch.setattr(_Life, "send", counted)
     sup.step([1.0] * 4)
