@@ -375,6 +375,8 @@ def test_every_reset_times_out(make_local: Make, clock: Clock, tmp_path: Path) -
         def advance() -> None:
             for _ in range(3):
                 gate.wait_until_reached()
+                # Over Ray what a worker has returned before may come later: it has been built, as far as is known.
+                wait_until(lambda: len(sup._children[1].open) == 1)
                 clock.advance(10 + TINY)
 
         message = r"environment 1 .*max_try \(3\).*WorkerTimeout: environment 1 did not answer reset within 10"
