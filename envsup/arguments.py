@@ -51,11 +51,21 @@ def check_request(payload: Any) -> None:
     check_keywords("kwargs of a request", payload.kwargs)
 
 
+def length_of(value: Any) -> Optional[int]:
+    """How many items it has that could be one for each environment: None for a text, a set, and what has none."""
+    if isinstance(value, (str, bytes, SetABC)):
+        return None
+    try:
+        return len(value)
+    except TypeError:
+        return None
+
+
 def replay_paths_of(value: Any, count: int) -> list[str]:
     """A path for each environment, of one for all or one for each."""
     if isinstance(value, (str, os.PathLike)):
         value = [value] * count
-    elif isinstance(value, (bytes, MappingABC, SetABC)) or not hasattr(value, "__len__"):
+    elif isinstance(value, MappingABC) or length_of(value) is None:
         raise TypeError(f"a replay path is a str or a path, or a list of them, not {type(value).__name__}")
     if len(value) != count:
         raise ValueError(f"there are {len(value)} replay paths for {count} environments")
@@ -184,9 +194,10 @@ def worker_threads_of(value: Any, in_process: bool) -> Optional[int]:
 
 def process_only(name: str, value: Any, in_process: bool) -> bool:
     """A switch that threads and actors do not have."""
-    if switch(name, value) and not in_process:
+    is_on = switch(name, value)
+    if is_on and not in_process:
         raise ValueError(
             f"{name} is for worker processes: threads share the standard error of this process, "
             "and what actors write is printed by Ray"
         )
-    return bool(value)
+    return is_on

@@ -24,10 +24,6 @@ class CallLock(_thread.RLock):  # type: ignore[misc]
 
     def __exit__(self, *_: object) -> None:
         self.release()
-        if self.put_off is not None and not self.is_mine():
-            self._do_it()
-
-    def _do_it(self) -> None:
         what = self.put_off
-        if what is not None:
+        if what is not None and not self.is_mine():
             what()

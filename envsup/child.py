@@ -270,10 +270,14 @@ class Child(ABC):
             self._restart()
 
     def _restart(self) -> None:
-        method, message = self.open[0].method if self.open else None, f"{self.describe()} was restarted"
-        error = WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
+        error = self._death("was restarted")
         self.kill()
         self.listener.on_restart(self, self.take_open(), error)
+
+    def _death(self, how: str) -> WorkerDied:
+        """What is to be said of a worker that is about to be ended."""
+        method, message = self.open[0].method if self.open else None, f"{self.describe()} {how}"
+        return WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
 
     def shutdown(self, timeout: Optional[float] = None) -> None:
         """Ask the worker to leave, wait up to ``timeout`` seconds (10 by default), then end it.
@@ -282,8 +286,7 @@ class Child(ABC):
         """
         patience = close_timeout(timeout)
         with self.listener._lock:
-            method, message = self.open[0].method if self.open else None, f"{self.describe()} was shut down"
-            error = WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
+            error = self._death("was shut down")
             lost = stop_all([self], patience)
             if lost:
                 self.listener.on_lost(self, lost, error)

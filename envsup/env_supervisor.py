@@ -8,7 +8,6 @@ import numbers
 import os
 import secrets
 from collections.abc import Mapping as MappingABC
-from collections.abc import Set as SetABC
 from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union
@@ -18,6 +17,7 @@ import numpy as np
 from envsup.arena import Arena, ArenaShape
 from envsup.arguments import (
     factories_of,
+    length_of,
     own_copy,
     positive,
     positive_int_or_auto,
@@ -413,9 +413,10 @@ class EnvSupervisor(SteppingSupervisor):
 
 def _count(reset_param: Any) -> int:
     """For how many environments there are parameters."""
-    if isinstance(reset_param, (str, bytes, SetABC)) or not hasattr(reset_param, "__len__"):
+    count = length_of(reset_param)
+    if count is None:
         raise TypeError(f"reset_param is a list or a dict of keyword arguments, not {type(reset_param).__name__}")
-    return len(reset_param)
+    return count
 
 
 def _reset_call(param: dict[str, Any]) -> Any:

@@ -11,7 +11,6 @@ import sys
 import threading
 import weakref
 from collections import deque
-from functools import partial
 from itertools import islice
 from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
 
@@ -24,7 +23,7 @@ from envsup.meter import Meters
 from envsup.process import ChildProcess, load_data
 from envsup.ray_cluster import Session, connection, import_ray
 from envsup.ray_options import OUR_OPTIONS
-from envsup.ray_rounds import Round, RoundWaiter
+from envsup.ray_rounds import Round, RoundWaiter, tell_when_done
 from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
 from envsup.request import Request
 from envsup.spec import WorkerSpec, pack_spec
@@ -97,12 +96,7 @@ class _Life:
         if current is not None:
             current.add(self, self._number, ref)
         else:
-            ref.future().add_done_callback(partial(self._on_reply, self._number, waiting))
-
-    def _on_reply(self, number: int, waiting: Optional[Waiting], future: Any) -> None:
-        """Runs in a thread of Ray's."""
-        error = future.exception()
-        self.on_return(number, waiting, future.result() if error is None else error)
+            tell_when_done(self, self._number, waiting, ref)
 
     def on_return(self, number: int, waiting: Optional[Waiting], result: Any) -> None:
         """See ``ray_rounds.Caller``."""
@@ -258,9 +252,7 @@ class ChildRay(ChildProcess):
         if isinstance(packed, bytes):
             life.send(packed)
         else:
-            current = None if self.waiter is None else self.waiter.round_of(packed.waiting)
-            if current is not None and current.waiting.held is not None:
-                current.waiting.held.append((self, current.start))
+            current = None if self.waiter is None else self.waiter.round_of(packed.waiting, self)
             for frame in packed.frames:
                 life.send(frame, packed.waiting, current)
 

@@ -70,14 +70,20 @@ class RoundWaiter:
         self._thread: Optional[threading.Thread] = None
         self._round: Optional[Round] = None
 
-    def round_of(self, waiting: Optional[Waiting]) -> Optional[Round]:
-        """The round of a call that has not begun to wait; None if the thread is busy with another, or it has begun."""
+    def round_of(self, waiting: Optional[Waiting], worker: Any) -> Optional[Round]:
+        """The round of a call that is about to send to ``worker``; None if it waits already, or the thread for another.
+
+        The round starts when the call sends what it holds.
+        """
         if waiting is None or waiting.held is None:
             return None
         current = self._round
         if current is None or current.is_over or current.is_left():
             current = self._round = Round(waiting, self._start, self._is_usable())
-        return current if current.waiting is waiting else None
+        if current.waiting is not waiting:
+            return None
+        waiting.held.append((worker, current.start))
+        return current
 
     def _start(self, current: Round) -> None:
         if self._thread is None:
@@ -109,7 +115,7 @@ def _await(current: Round, is_usable: Callable[[], bool]) -> None:
         results = _results([ref for _, _, ref in calls], is_usable)
     except Exception:
         for caller, number, ref in calls if is_usable() else ():  # One has failed: each for itself.
-            ref.future().add_done_callback(partial(_tell, caller, number, waiting))
+            tell_when_done(caller, number, waiting, ref)
         return
     current.is_over = True  # Before the last is told, and the next round begins.
     for (caller, number, _), result in zip(calls, results):
@@ -127,6 +133,12 @@ def _results(refs: list[Any], is_usable: Callable[[], bool]) -> list[Any]:
     return []
 
 
+def tell_when_done(caller: Caller, number: int, waiting: Optional[Waiting], ref: Any) -> None:
+    """Wait for one call by itself."""
+    ref.future().add_done_callback(partial(_tell, caller, number, waiting))
+
+
 def _tell(caller: Caller, number: int, waiting: Optional[Waiting], future: Any) -> None:
+    """Runs in a thread of Ray's."""
     error = future.exception()
     caller.on_return(number, waiting, future.result() if error is None else error)

@@ -6,13 +6,12 @@ import logging
 import math
 import queue
 from collections.abc import Mapping as MappingABC
-from collections.abc import Set as SetABC
 from functools import partial
 from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
 
 import numpy as np
 
-from envsup.arguments import check_request, own_copy, positive_int
+from envsup.arguments import check_request, length_of, own_copy, positive_int
 from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
 from envsup.env_view import EnvView
 from envsup.lifecycle import EnvState
@@ -320,13 +319,11 @@ def _require_any(count: int) -> None:
 
 
 def _count(actions: Any, allowed: str) -> int:
-    """How many actions there are; a text or a set of them has no order that fits environments."""
-    if not isinstance(actions, (str, bytes, SetABC)):
-        try:
-            return len(actions)
-        except TypeError:
-            pass
-    raise ValueError(f"actions are {allowed}, not {type(actions).__name__}")
+    """How many actions there are."""
+    count = length_of(actions)
+    if count is None:
+        raise ValueError(f"actions are {allowed}, not {type(actions).__name__}")
+    return count
 
 
 def _as_sequence(actions: Any) -> Sequence[Any]:

@@ -73,10 +73,8 @@ def begun(waiter: RoundWaiter, told: Told, values: dict[int, Any]) -> Waiting:
     waiting = Waiting()
     waiting.expect(len(values))
     for number, value in values.items():
-        current = waiter.round_of(waiting)
+        current = waiter.round_of(waiting, told)
         assert current is not None
-        assert waiting.held is not None
-        waiting.held.append((told, current.start))
         current.add(told, number, Ref(value))
     waiting.send_held()
     return waiting
@@ -107,20 +105,20 @@ def test_round_while_another_is_waited_for_has_a_wait_of_its_own(fake_ray: FakeR
     waiter, told = RoundWaiter(lambda: True), Told()
     first = begun(waiter, told, {0: "a"})
     assert fake_ray.asked.acquire(timeout=30)
-    assert waiter.round_of(Waiting()) is None
-    assert waiter.round_of(first) is None, "it has begun"
+    assert waiter.round_of(Waiting(), None) is None
+    assert waiter.round_of(first, None) is None, "it has begun"
     fake_ray.arrived.set()
     assert told.all_told.wait(30)
     waiter.close()
-    assert waiter.round_of(Waiting()) is not None
+    assert waiter.round_of(Waiting(), None) is not None
 
 
 def test_round_that_was_dropped_before_it_began_is_in_nobodys_way(fake_ray: FakeRay) -> None:
     waiter, waiting = RoundWaiter(lambda: True), Waiting()
-    assert waiter.round_of(waiting) is not None
-    assert waiter.round_of(Waiting()) is None
+    assert waiter.round_of(waiting, None) is not None
+    assert waiter.round_of(Waiting(), None) is None
     waiting.drop_held()
-    assert waiter.round_of(Waiting()) is not None
+    assert waiter.round_of(Waiting(), None) is not None
     waiter.close()
 
 
