@@ -51,6 +51,7 @@ class Arena:
         reward_cell: float64 ``(slots, num_envs)``, for rewards that are a float.
         reward: a block for rewards that are what the reward space declares, or None.
         action: a block for actions that are what the action space declares, or None.
+        plain_status: that of a step whose episode goes on, if all of it is in the arena.
     """
 
     def __init__(self, shape: ArenaShape, by_descriptor: bool = False) -> None:
@@ -83,6 +84,7 @@ class Arena:
         rest = iter(blocks[1 + count :])
         self.action: Optional[Array] = next(rest) if shape.action else None
         self.reward: Optional[Array] = next(rest) if shape.reward else None
+        self.plain_status = REWARD_CELL if self.reward is None else REWARD_ARRAY
 
     def rows(self, slot: int, env_id: int) -> list[Array]:
         """Views of the observation leaves of one environment in one slot."""

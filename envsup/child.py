@@ -14,7 +14,7 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Protoco
 
 from envsup.arena import DONE, Arena, are_plain
 from envsup.errors import WorkerDied
-from envsup.frames import NO_RESET
+from envsup.frames import NO_RESET, FrameTable
 from envsup.launch import WorkerProcess
 from envsup.limits import start_error
 from envsup.memory import resident_bytes
@@ -37,6 +37,9 @@ class Listener(Protocol):
 
     def _check_running(self) -> None:
         """Raise ``SupervisorClosed`` if no worker may be started any more."""
+
+    def next_number(self) -> int:
+        """A number for a request, larger than any before."""
 
     def on_step(self, child: "Child", request: Request, status: int, rest: Any) -> None:
         """The only step of a request is answered and did not end the episode; ``rest`` is what is not in the arena."""
@@ -113,7 +116,6 @@ class Child(ABC):
         self.alive = False
         self.open: deque[Request] = deque()
         self.life = 0
-        self._seq = 0
         self._locals = {h.proc_id: i for i, h in enumerate(hosted)}
         self._forms: dict[Any, Any] = {}
 
@@ -171,12 +173,20 @@ class Child(ABC):
 
     @abstractmethod
     def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
-        """Number steps of the form that ``form_steps`` made and make them ready for sending.
+        """Make steps of the form that ``form_steps`` made ready for sending; the request has its number.
 
         ``actions`` are a list or an int64 array ``(count,)``, whose items arrive as numpy's int64.
 
         What cannot be sent raises here, before anything was sent.
         """
+
+    @classmethod
+    def table_of(cls, forms: Sequence[Any], kind: int) -> Optional[FrameTable]:
+        """What packs the steps of several workers of this kind all at once, None if that cannot be had.
+
+        ``kind``: that of all actions, which are ints.
+        """
+        return None
 
     @abstractmethod
     def _post(self, packed: Any) -> None:
@@ -321,14 +331,9 @@ class Child(ABC):
         self._enter(request)
         self._post_build(request, self._locals[proc_id])
 
-    def _number(self, request: Request) -> int:
-        seq = self._seq = self._seq % 0xFFFFFFFF + 1
-        request.seq = seq
-        return seq
-
     def _enter(self, request: Request) -> None:
         if not request.seq:
-            self._number(request)
+            request.seq = self.listener.next_number()
         request.sent_at = self.listener.clock()
         opened = self.open
         if not opened:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import zip_longest
-from typing import Any, Iterator, Optional, Sequence
-
-import numpy as np
+from typing import Any, Iterable, Optional, Sequence
 
 from envsup.child import Child
 from envsup.env_record import EnvRecord
@@ -19,12 +17,6 @@ from envsup.request import Request
 from envsup.rounds import Place, RoundPlan, Terms
 from envsup.values import copy_value
 from envsup.waiting import SILENT, Waiting
-
-_NUMBERS = frozenset((int, np.int64))
-
-
-def _are_numbers(actions: Sequence[Any]) -> bool:
-    return type(actions) is np.ndarray or _NUMBERS.issuperset(map(type, actions))
 
 
 class EnvRequests(EnvReplies):
@@ -55,20 +47,15 @@ class EnvRequests(EnvReplies):
         if self._records:
             actions = [copy_value(action) for action in actions]  # The caller may change its own.
         plan = self._plan_round(env_ids, owner)
-        terms = plan.terms
         requests: list[Request] = []
         try:
-            requests = [batch.request(terms, owner, payload) for batch in plan.batches]
+            seq = self.next_number()
+            requests = plan.requests(seq, owner, payload)
             if self._records:
                 for batch, request in zip(plan.batches, requests):
                     request.actions = batch.of(actions)
-            frames: Iterator[Any] = (
-                batch.child.pack_steps(request, batch.form, batch.of(actions))
-                for batch, request in zip(plan.batches, requests)
-            )
-            if not _are_numbers(actions):  # They can always be sent: the first may be on its way.
-                frames = iter(list(frames))
-            held = [self._held_step(env_ids[row], actions[row], terms, owner, payload) for row in plan.waiting]
+            frames = plan.pack(seq, requests, actions)
+            held = [self._held_step(env_ids[row], actions[row], plan.terms, owner, payload) for row in plan.waiting]
             if owner is not None:
                 owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
                 owner.add(len(env_ids))
@@ -77,14 +64,16 @@ class EnvRequests(EnvReplies):
         except BaseException:
             self._free_unsent(plan, requests)
             raise
+        finally:
+            plan.in_use = False
         for env, request, frame in held:
             self._hold_step(env, request, frame)
 
-    def _send_frames(self, plan: RoundPlan, requests: Sequence[Request], frames: Iterator[Any]) -> None:
+    def _send_frames(self, plan: RoundPlan, requests: Sequence[Request], frames: Iterable[Any]) -> None:
         now, request = self.clock(), None
         try:
-            for batch, request in zip(plan.batches, requests):
-                batch.child.send_steps(request, next(frames), now)
+            for batch, request, frame in zip(plan.batches, requests, frames):
+                batch.child.send_steps(request, frame, now)
         except BaseException:
             if request is not None and request.sent_at:
                 self._suspect(batch.child)
@@ -94,7 +83,7 @@ class EnvRequests(EnvReplies):
         """Free the slots of what was not sent; requests that there is none of yet were not."""
         for batch, request in zip_longest(plan.batches, requests):
             if request is None or not request.sent_at:
-                for env_id, slot in zip(batch.env_ids, batch.slots):
+                for env_id, slot in zip(batch.env_ids, batch.route.slots):
                     self._slots.free(self._envs[env_id], slot)
 
     def _plan_round(self, env_ids: Sequence[int], owner: Optional[Waiting]) -> RoundPlan:
@@ -109,6 +98,7 @@ class EnvRequests(EnvReplies):
         by_default = not resets or (self._episode_num == math.inf and not any(self._reset_param.values()))
         slots, plan = self._slots, self._plan
         if len(env_ids) == 1 and (single := self._plan_of_one(env_ids[0], terms)) is not None:
+            single.in_use = True
             self._place(single, by_default)
             return single
         usual = by_default and slots.all_free() and not self._specials
@@ -118,9 +108,11 @@ class EnvRequests(EnvReplies):
             if usual and not plan.waiting and not any(child is None or child.open for child in children):
                 self._plan = plan
         elif (place := slots.place_for_all(len(env_ids), resets)) is not None:
+            plan.in_use = True
             plan.place_alike(place, len(self._envs))
             slots.busy[:] = plan.taken
             return plan
+        plan.in_use = True
         self._place(plan, by_default)
         return plan
 
@@ -130,7 +122,7 @@ class EnvRequests(EnvReplies):
         if child is None:
             return None
         plan = self._plans_of_one.get(env_id)
-        if plan is None or plan.terms != terms:
+        if plan is None or plan.in_use or plan.terms != terms:
             plan = self._plans_of_one[env_id] = RoundPlan([env_id], [child], Terms(*terms))
         return plan
 
@@ -151,7 +143,7 @@ class EnvRequests(EnvReplies):
                 resets = may_reset and not (env.special or env.child.open)
                 resets = resets and (by_default or self._resets_itself(env_id))
                 places.append((-1, NO_RESET) if row in waiting else take_slots(env, resets))
-            plan.place(places, len(envs))
+            plan.place_each(places, len(envs))
         except BaseException:
             for env_id, (slot, _) in zip(plan.env_ids, places):
                 self._slots.free(envs[env_id], slot)
@@ -163,7 +155,7 @@ class EnvRequests(EnvReplies):
         """A step that cannot be sent now: (environment, request, what to send)."""
         env = self._envs[env_id]
         request = Request("step", (env_id,), (-1,), payload, owner, terms.step_timeout)
-        request.actions = (action,)
+        request.actions, request.seq = (action,), self.next_number()
         form = env.child.form_of((env_id,), (-1,), (NO_RESET,), True)
         return env, request, env.child.pack_steps(request, form, (action,))
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Sequence
+from typing import Any, Iterable, Sequence
 
-HEADER = struct.Struct("=BBHIQ")
+import numpy as np
+
+HEADER = struct.Struct("=BBHQQ")
 """kind, flags, count, sequence number of the request, length of the body."""
 
 HEADER_SIZE = HEADER.size
@@ -25,7 +27,7 @@ LENGTH = struct.Struct("=Q")
 FORM_SIZE, ACTION_SIZE = 5, 8
 """Bytes that one step takes in the form, and after it."""
 
-ONE_STATUS = struct.Struct("=BBHIQB")
+ONE_STATUS = struct.Struct("=BBHQQB")
 """A whole reply to one step with nothing but its status: header and status byte."""
 
 EXTRA_LENGTH = struct.Struct("=Q")
@@ -54,7 +56,7 @@ def form(count: int) -> struct.Struct:
 @functools.lru_cache(maxsize=256)
 def step_start(count: int) -> struct.Struct:
     """What a request for ``count`` steps begins with: START, sequence number, LENGTH and form."""
-    return struct.Struct(f"={START.size}sI{LENGTH.size + FORM_SIZE * count}s")
+    return struct.Struct(f"={START.size}sQ{LENGTH.size + FORM_SIZE * count}s")
 
 
 @functools.lru_cache(maxsize=256)
@@ -67,6 +69,11 @@ def step_frame(count: int) -> struct.Struct:
 def int_actions(count: int) -> struct.Struct:
     """What follows the form: the actions that are ints, 0 for each other."""
     return struct.Struct(f"={count}q")
+
+
+def plain_reply(seq: int, statuses: bytes) -> bytes:
+    """The reply to steps that is nothing but statuses."""
+    return HEADER.pack(STEP, 0, len(statuses), seq, len(statuses)) + statuses
 
 
 class StepForm:
@@ -106,3 +113,35 @@ class StepForm:
         length = (FORM_SIZE + ACTION_SIZE) * self.count + extra
         self._form = LENGTH.pack(length) + form(self.count).pack(*self._columns, *kinds)
         self._kinds = b"" if extra else kinds
+
+
+class FrameTable:
+    """Requests of one round for several workers, the same number of steps for each, in one piece of memory.
+
+    Arguments:
+        forms: of the requests.
+        kind: that of all actions, which are ints.
+
+    Attributes:
+        frames: the requests, as views of that memory.
+    """
+
+    def __init__(self, forms: Sequence[StepForm], kind: int) -> None:
+        self.count = count = forms[0].count
+        size = HEADER_SIZE + (FORM_SIZE + ACTION_SIZE) * count
+        memory = bytearray(b"".join(form.pack(0, bytes((kind,)) * count, [0] * count) for form in forms))
+        self._numbers: Any = np.ndarray((len(forms),), "=u8", memory, START.size, (size,))
+        self._actions: Any = np.ndarray((len(forms), count), "=i8", memory, size - ACTION_SIZE * count, (size, 8))
+        whole = memoryview(memory)
+        self.frames = [whole[start : start + size] for start in range(0, len(memory), size)]
+
+    def fill(self, seq: int, actions: Iterable[int]) -> None:
+        """Have all requests of the round be of this number, with these actions for all steps one after the other.
+
+        Raises:
+            struct.error: for an int of more than 64 bits.
+        """
+        if type(actions) is not np.ndarray:
+            actions = np.frombuffer(int_actions(self._actions.size).pack(*actions), np.int64)
+        self._actions[...] = actions.reshape(self._actions.shape)
+        self._numbers.fill(seq)

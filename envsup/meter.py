@@ -218,5 +218,5 @@ class Meters:
     def _is_given_up(self, local: int, number: int) -> bool:
         given_up = self._cells[self._given_up[local]]
         if number > given_up:
-            self._cells[self._given_up[local]] = 0.0  # Numbers begin again after some billions.
+            self._cells[self._given_up[local]] = 0.0  # Whatever comes later counts.
         return number <= given_up

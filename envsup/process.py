@@ -11,7 +11,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, are_plain, put_action
+from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, put_action
 from envsup.child import Child, Listener
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -23,6 +23,7 @@ from envsup.frames import (
     HEADER_SIZE,
     STEP,
     STOP,
+    FrameTable,
     StepForm,
 )
 from envsup.launch import WorkerProcess
@@ -90,13 +91,13 @@ class ChildProcess(Child):
         return StepForm(EAGER if eager else 0, [self._locals[i] for i in proc_ids], slots, reset_slots)
 
     def pack_steps(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
-        seq, count = self._number(request), len(actions)
+        count = len(actions)
         if type(actions) is np.ndarray:
-            return form.pack_bytes(seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
+            return form.pack_bytes(request.seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
         kind = _NUMBER_KINDS.get(type(actions[0]))
         if kind is not None and (count == 1 or len(set(map(type, actions))) == 1):
             try:
-                return form.pack(seq, kind * count, actions)
+                return form.pack(request.seq, kind * count, actions)
             except struct.error:
                 pass  # An int of more than 64 bits.
         return self._pack_any(request, form, actions)
@@ -108,13 +109,18 @@ class ChildProcess(Child):
         pickled = [self._pickle_action(action) for kind, action in zip(kinds, actions) if kind == PICKLED]
         return form.pack(request.seq, bytes(kinds), values, pickle.dumps(pickled) if pickled else b"")
 
+    @classmethod
+    def table_of(cls, forms: Sequence[StepForm], kind: int) -> Optional[FrameTable]:
+        alike = len({form.count for form in forms}) == 1
+        return FrameTable(forms, kind) if alike and len(forms) > 1 else None
+
     def _pickle_action(self, action: Any) -> bytes:
         try:
             return self._dump(action)
         except Exception as error:
             raise TypeError(f"the action cannot be pickled: {error}") from error
 
-    def _post(self, packed: bytes) -> None:
+    def _post(self, packed: bytes | memoryview) -> None:
         process = self._process
         if process is None or self._outbox:
             self._outbox += packed
@@ -128,7 +134,7 @@ class ChildProcess(Child):
             self.listener.handle(process.request_fd, self._flush, write=True)
 
     @staticmethod
-    def _unsent(error: OSError, data: bytes | bytearray) -> int:
+    def _unsent(error: OSError, data: bytes | bytearray | memoryview) -> int:
         """How much of it counts as sent: if the worker is gone, that is noticed, and reported, elsewhere."""
         return 0 if isinstance(error, BlockingIOError) else len(data)
 
@@ -152,15 +158,14 @@ class ChildProcess(Child):
         except BlockingIOError:
             return
         opened = self.open
-        if len(opened) == 1 and len(data) > HEADER_SIZE and not self._buffer:
-            # Nearly always: the whole reply to the only request in flight, which is nothing but statuses.
-            kind, _, count, seq, length = HEADER.unpack_from(data)
-            request, statuses = opened[0], data[HEADER_SIZE:]
-            whole = kind == STEP and seq == request.seq and count == length == len(statuses) == len(request.proc_ids)
-            if whole and are_plain(statuses) and not request.expired:
+        if len(opened) == 1 and not self._buffer:
+            request = opened[0]
+            if data == request.plain_reply and not request.expired:  # Nearly always.
                 opened.clear()
-                request.answered = count
-                return self.listener.on_plain_steps(self, request, statuses)
+                request.answered = len(request.proc_ids)
+                self.listener.on_plain_steps(self, request, data[HEADER_SIZE:])
+                request.is_spare = True
+                return
         self._take_in(process, data)
 
     def _take_in(self, process: WorkerProcess, data: bytes) -> None:

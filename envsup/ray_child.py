@@ -239,18 +239,20 @@ class ChildRay(ChildProcess):
 
     def pack_steps(self, request: Request, form: Any, actions: Sequence[Any]) -> Any:
         forms, eager = form
-        size, before, frames = len(actions) // len(forms), self._seq, []
-        for place, one in enumerate(forms):
-            self._seq = before  # All parts of a request have its number.
-            frames.append(super().pack_steps(request, one, actions[place * size : (place + 1) * size]))
+        size, pack = len(actions) // len(forms), super().pack_steps
+        frames = [pack(request, one, actions[i * size : (i + 1) * size]) for i, one in enumerate(forms)]
         return _Steps(frames, None if eager else request.owner)
 
-    def _post(self, packed: Union[bytes, _Steps]) -> None:
+    @classmethod
+    def table_of(cls, forms: Sequence[Any], kind: int) -> None:
+        return None
+
+    def _post(self, packed: Union[bytes, memoryview, _Steps]) -> None:
         life = self._current
         if life is None:
             return
-        if isinstance(packed, bytes):
-            life.send(packed)
+        if not isinstance(packed, _Steps):
+            life.send(bytes(packed))
         else:
             current = None if self.waiter is None else self.waiter.round_of(packed.waiting, self)
             for frame in packed.frames:

@@ -205,6 +205,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
         stranded, env.recovery.stranded = env.recovery.stranded, []
         for request, _ in stranded:
             form = env.child.form_of(request.proc_ids, request.slots, (NO_RESET,), True)
+            request.seq = self.next_number()
             packed = env.child.pack_steps(request, form, request.actions)
             env.child.send_steps(request, packed, self.clock())
         self._send_waiting_steps(env)

@@ -30,6 +30,8 @@ class Request:
         answered: how many of proc_ids have been answered.
         expired: whether it was given up; its reply is dropped.
         seq: its number, which the reply repeats; 0 before it has one.
+        plain_reply: of a step: all that its reply says if nothing is to be done about it, None if that is not known.
+        is_spare: whether it was answered so: then nobody knows of it any more, and it may be sent again.
         sent_at: when it was sent, on the supervisor's clock.
         too_late: whether the worker ended before it could begin with it.
         actions: of a step: the action for each environment.
@@ -44,6 +46,8 @@ class Request:
     expired = False
     in_order = False
     seq = 0
+    plain_reply: Optional[bytes] = None
+    is_spare = False
     sent_at = 0.0
     too_late = False
     actions: Sequence[Any] = ()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Optional, Sequence
+import struct
+from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
+import numpy as np
+
+from envsup.arena import INT, INT64
 from envsup.child import Child
+from envsup.frames import FrameTable, plain_reply
 from envsup.payload import SendPayload
 from envsup.request import Request
 from envsup.waiting import Waiting
@@ -31,9 +36,28 @@ class Terms(NamedTuple):
 
 
 _MAX_PLACED = 16
+_NUMBER_KINDS: dict[type, int] = {int: INT, np.int64: INT64}
 
 Place = tuple[int, int]
 """The slot for the reply to a step, and that for the reset that may follow it; see ``Slots.take_for_step``."""
+
+
+class Route:
+    """Where the replies to the steps of a batch go.
+
+    Attributes:
+        slots, reset_slots: for each step.
+        form: what the worker's ``form_of`` gave for these steps.
+        request: the last one that was made for them.
+    """
+
+    __slots__ = ("form", "request", "reset_slots", "slots")
+
+    def __init__(self, slots: list[int], reset_slots: list[int], form: Any) -> None:
+        self.slots = slots
+        self.reset_slots = reset_slots
+        self.form = form
+        self.request: Optional[Request] = None
 
 
 class Batch:
@@ -41,40 +65,41 @@ class Batch:
 
     Attributes:
         rows: where their actions are among those of the call; a slice if they follow each other.
-        slots, reset_slots: where the replies go.
-        form: what the worker's ``form_of`` gave for these steps.
+        route: where the replies go.
+        plain: the statuses of the steps if nothing is to be done about any of them, None if that is not known.
         in_order: whether the environments follow each other.
     """
 
-    __slots__ = ("_placed", "child", "env_ids", "form", "in_order", "reset_slots", "rows", "slots")
+    __slots__ = ("_routes", "child", "env_ids", "in_order", "plain", "route", "rows")
 
     def __init__(self, child: Child) -> None:
         self.child = child
         self.env_ids: list[int] = []
         self.rows: Any = []
-        self.slots: list[int] = []
-        self.reset_slots: list[int] = []
-        self.form: Any = None
+        self.route = Route([], [], None)
+        self.plain: Optional[bytes] = None
         self.in_order = False
-        self._placed: dict[tuple[Place, ...], tuple[list[int], list[int], Any]] = {}
+        self._routes: dict[tuple[Place, ...], Route] = {}
 
     def finish(self) -> None:
         """All steps are there."""
         self.in_order = _are_consecutive(self.env_ids)
         if _are_consecutive(self.rows):
             self.rows = slice(self.rows[0], self.rows[-1] + 1)
+        if self.child.arena is not None:
+            self.plain = bytes((self.child.arena.plain_status,)) * len(self.env_ids)
 
     def place(self, places: Sequence[Place], eager: bool) -> None:
         """Have the replies go to new places, which are given for all steps of the call."""
         pairs = tuple(self.of(places))
-        found = self._placed.get(pairs)
+        found = self._routes.get(pairs)
         if found is None:
-            if len(self._placed) >= _MAX_PLACED:
-                self._placed.clear()
+            if len(self._routes) >= _MAX_PLACED:
+                self._routes.clear()
             slots, reset_slots = [slot for slot, _ in pairs], [slot for _, slot in pairs]
             form = self.child.form_of(self.env_ids, slots, reset_slots, eager)
-            found = self._placed[pairs] = (slots, reset_slots, form)
-        self.slots, self.reset_slots, self.form = found
+            found = self._routes[pairs] = Route(slots, reset_slots, form)
+        self.route = found
 
     def of(self, items: Sequence[Any]) -> Sequence[Any]:
         """The items of these steps, out of those of the call."""
@@ -83,19 +108,34 @@ class Batch:
 
     def request(self, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]) -> Request:
         """The request for these steps."""
-        request = Request(
-            "step", self.env_ids, self.slots, payload, owner, terms.step_timeout, self.reset_slots, terms.reset_timeout
+        route = self.route
+        request = route.request
+        if request is not None and request.is_spare:
+            request.is_spare = False
+            request.answered, request.deadline, request.sent_at = 0, None, 0.0
+            request.owner, request.payload = owner, payload
+            return request
+        request = route.request = Request(
+            "step",
+            self.env_ids,
+            route.slots,
+            payload,
+            owner,
+            terms.step_timeout,
+            route.reset_slots,
+            terms.reset_timeout,
         )
         request.in_order = self.in_order
         return request
 
 
 class _Placement(NamedTuple):
-    """Where the replies go; for each batch (slots, reset_slots, form)."""
+    """Where the replies of all batches go, and for each kind of actions what packs them all, if it can be had."""
 
     slots: list[int]
     taken: bytes
-    batches: list[tuple[list[int], list[int], Any]]
+    routes: list[Route]
+    tables: dict[int, Optional[FrameTable]]
 
 
 class RoundPlan:
@@ -109,6 +149,8 @@ class RoundPlan:
         slots: the slot for the reply of each of them, negative for none.
         waiting: the rows of those that cannot be sent a step now.
         taken: for each environment of the supervisor the bits of the slots that the steps take.
+        place: what all replies have in common, None if they go to different places.
+        in_use: whether its steps are being sent, and a signal handler that comes in between must not send others by it.
     """
 
     def __init__(self, env_ids: Sequence[int], children: Sequence[Optional[Child]], terms: Terms) -> None:
@@ -118,8 +160,10 @@ class RoundPlan:
         self.taken = b""
         self.waiting = [row for row, child in enumerate(children) if child is None]
         self.batches = self._batches(children)
+        self.place: Optional[Place] = None
+        self.in_use = True
+        self._in_order = [row for batch in self.batches for row in _rows_of(batch)] == list(range(len(env_ids)))
         self._places: list[Place] = []
-        self._place: Optional[Place] = None
         self._placements: dict[Place, _Placement] = {}
 
     def _batches(self, children: Sequence[Optional[Child]]) -> list[Batch]:
@@ -142,11 +186,11 @@ class RoundPlan:
             batch.finish()
         return batches
 
-    def place(self, places: list[Place], num_envs: int) -> None:
+    def place_each(self, places: list[Place], num_envs: int) -> None:
         """Have the replies go to these places; the supervisor has ``num_envs`` environments."""
         if places == self._places:
             return
-        self._places, self._place = [], None  # An interrupt may come in between.
+        self._places, self.place = [], None  # An interrupt may come in between.
         for batch in self.batches:
             batch.place(places, self.terms.eager)
         self.slots = [slot for slot, _ in places]
@@ -159,28 +203,80 @@ class RoundPlan:
 
     def place_alike(self, place: Place, num_envs: int) -> None:
         """Have all replies go to the same place, each for its environment."""
-        if place == self._place:
+        if place == self.place:
             return
         found = self._placements.get(place)
         if found is None:
-            self.place([place] * len(self.env_ids), num_envs)
-            found = _Placement(self.slots, self.taken, [(b.slots, b.reset_slots, b.form) for b in self.batches])
+            self.place_each([place] * len(self.env_ids), num_envs)
+            found = _Placement(self.slots, self.taken, [batch.route for batch in self.batches], {})
             self._placements[place] = found
-        self._places, self._place = [], None
-        for batch, parts in zip(self.batches, found.batches):
-            batch.slots, batch.reset_slots, batch.form = parts
+        self._places, self.place = [], None
+        for batch, route in zip(self.batches, found.routes):
+            batch.route = route
         self.slots, self.taken = found.slots, found.taken
-        self._place = place
+        self.place = place
+
+    def requests(self, seq: int, owner: Optional[Waiting], payload: Optional[SendPayload]) -> list[Request]:
+        """A request for each batch, all of this number."""
+        terms, statuses, reply = self.terms, None, None
+        requests: list[Request] = []
+        for batch in self.batches:
+            request = batch.request(terms, owner, payload)
+            if batch.plain != statuses:
+                statuses = batch.plain
+                reply = None if statuses is None else plain_reply(seq, statuses)
+            request.seq, request.plain_reply = seq, reply
+            requests.append(request)
+        return requests
+
+    def pack(self, seq: int, requests: Sequence[Request], actions: Sequence[Any]) -> Iterable[Any]:
+        """The steps of each batch, ready for sending; what cannot be sent raises here."""
+        kind = _kind_of(actions)
+        table = None if kind is None else self._table(kind)
+        if table is not None:
+            try:
+                table.fill(seq, actions)
+                return table.frames
+            except struct.error:
+                pass  # An int of more than 64 bits.
+        packed = (
+            batch.child.pack_steps(request, batch.route.form, batch.of(actions))
+            for batch, request in zip(self.batches, requests)
+        )
+        return list(packed) if kind is None else packed  # Numbers can always be sent: the first may be on its way.
+
+    def _table(self, kind: int) -> Optional[FrameTable]:
+        if self.place is None or not self._in_order:
+            return None
+        tables = self._placements[self.place].tables
+        if kind not in tables:
+            alike = len({type(batch.child) for batch in self.batches}) == 1
+            forms = [batch.route.form for batch in self.batches]
+            tables[kind] = type(self.batches[0].child).table_of(forms, kind) if alike else None
+        return tables[kind]
 
     def is_for(self, env_ids: Sequence[int], terms: tuple[Any, ...]) -> bool:
         """Whether it is for this call, on these ``Terms``, and the workers have nothing else to do."""
-        if self.terms != terms or self.env_ids != env_ids:
+        if self.in_use or self.terms != terms or self.env_ids != env_ids:
             return False
         for batch in self.batches:
             child = batch.child
             if child.open or not child.alive:
                 return False
         return True
+
+
+def _kind_of(actions: Sequence[Any]) -> Optional[int]:
+    """The kind of actions that are all ints, None if they are not; an array is one of int64."""
+    if type(actions) is np.ndarray:
+        return INT64
+    kinds = set(map(type, actions))
+    return _NUMBER_KINDS.get(kinds.pop()) if len(kinds) == 1 else None
+
+
+def _rows_of(batch: Batch) -> Sequence[int]:
+    rows = batch.rows
+    return range(rows.start, rows.stop) if type(rows) is slice else rows
 
 
 def _are_consecutive(numbers: Sequence[int]) -> bool:

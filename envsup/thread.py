@@ -218,7 +218,7 @@ class ChildThread(Child):
 
     def pack_steps(self, request: Request, form: _StepForm, actions: Sequence[Any]) -> _Task:
         work = [(*step, copy_value(action)) for step, action in zip(form.steps, actions)]
-        return _Task(STEP, self._number(request), work, None if form.eager else request.owner)
+        return _Task(STEP, request.seq, work, None if form.eager else request.owner)
 
     def send_steps(self, request: Request, packed: _Task, now: float) -> None:
         """Send what ``pack_steps`` made; if a call waits for it, not before that waits.

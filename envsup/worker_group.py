@@ -68,6 +68,7 @@ class WorkerGroup(WaitingLoop):
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
         self._disconnect: Optional[Callable[[], None]] = None
         self._fatal: Optional[RuntimeError] = None
+        self._last_number = 0
         self._starting = False
         self._closing: Optional[tuple[float, bool]] = None  # What was put off: (patience, whether it gives up).
 
@@ -239,6 +240,10 @@ class WorkerGroup(WaitingLoop):
         if self._capture_stderr:
             self.on_deadline(self.clock() + FORWARD_EVERY)
         return process
+
+    def next_number(self) -> int:
+        self._last_number += 1
+        return self._last_number
 
     def process_ended(self, process: WorkerProcess) -> None:
         self._processes.discard(process)
