@@ -16,6 +16,8 @@ from envsup.budget import EXPONENTIAL, RestartLimit, WaitingTime, WorkerLimits
 from envsup.lifecycle import EnvRetryType
 from envsup.payload import SendPayload
 
+_SEQUENCES = (list, tuple, np.ndarray)
+
 
 def own_copy(param: Optional[Mapping[str, Any]]) -> dict[str, Any]:
     """A copy of reset parameters that later changes of the caller's do not reach."""
@@ -53,7 +55,7 @@ def check_request(payload: Any) -> None:
 
 def length_of(value: Any) -> Optional[int]:
     """How many items it has that could be one for each environment: None for a text, a set, and what has none."""
-    if isinstance(value, (str, bytes, SetABC)):
+    if type(value) not in _SEQUENCES and isinstance(value, (str, bytes, SetABC)):
         return None
     try:
         return len(value)

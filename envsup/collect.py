@@ -82,7 +82,6 @@ class Collector:
         self._ready = ready
         self.env_ids = env_ids
         self._reader: Optional[RoundReader] = None
-        self._observations: list[Any] = []
 
     def _parts(self, env_id: int, result: tuple[int, int, Any]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
@@ -106,10 +105,11 @@ class Collector:
         if reader is None:
             return [], list(range(len(env_ids)))
         reader.fill()
-        statuses, expected = owner.statuses, reader.expected(owner.slots)
-        if statuses.count(reader.status) == len(env_ids) == expected.count(reader.status):
+        statuses, slot, plain = owner.statuses, owner.slot, reader.source.status
+        if slot is not None and reader.reads(slot) and statuses.count(plain) == len(env_ids):
             self._take(reader, (), ())
             return [], []
+        expected = reader.expected(owner.slots)
         ended: list[int] = []
         others: list[int] = []
         for row in [row for row, env_id in enumerate(env_ids) if statuses[env_id] != expected[row]]:
@@ -132,10 +132,9 @@ class Collector:
         stale = [row for row in (*ended, *others) if latest[env_ids[row]] is not owner]
         if latest.count(owner) < len(env_ids) - len(stale):
             stale = [row for row in rows if latest[env_ids[row]] is not owner]
-        left_out = {*stale, *others}
-        if not reader.copies:
+        if not reader.source.copies:
             self._slots.note_views(taken, [env_ids[row] for row in stale])
-        self._note(reader, left_out)
+        self._note(reader, {*stale, *others})
 
     def _bits(self, rows: Sequence[int]) -> bytes:
         """For each environment of the supervisor the bits of the slots of these rows."""
@@ -148,7 +147,7 @@ class Collector:
         """The rows of the reader are the newest observations, those in ``but`` excepted."""
         env_ids, ready, block = self.env_ids, self._ready, reader.block_of(self.owner.slots)
         if block is None:
-            rows = enumerate(zip(env_ids, self._observations))
+            rows = enumerate(zip(env_ids, self._read(reader)))
             ready.set_each(pair for row, pair in rows if row not in but)
             return
         others = [env_ids[row] for row in but]
@@ -156,6 +155,10 @@ class Collector:
             others += {*range(len(block))}.difference(env_ids)
         if len(others) < len(block):
             ready.set_rows(block, others)
+
+    def _read(self, reader: RoundReader) -> Sequence[Any]:
+        """What the reader has read as the observation of each environment."""
+        return reader.observations(self.env_ids, self.owner.slots)
 
     def collect(self) -> Any:
         """What the step returns, when all replies are there."""
@@ -173,10 +176,14 @@ class TimestepCollector(Collector):
         self._maker = maker
         self._reader = reader = self._slots.open_round(len(self.env_ids))
         self._timesteps: list[Any] = [None] * len(self.env_ids)
+        self._observations: list[Any] = []
         if reader is not None:
             columns = reader.columns(self.env_ids, self.owner.slots)
             self._observations = columns.obs
             self._timesteps, self._infos = maker.open_timesteps(*columns)
+
+    def _read(self, reader: RoundReader) -> Sequence[Any]:
+        return self._observations
 
     def collect(self) -> list[Any]:
         """The timesteps, when all replies are there."""
@@ -202,9 +209,7 @@ class ArrayCollector(Collector):
     def prepare(self) -> None:
         """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
         self._last_good = self._ready.snapshot()
-        self._reader = reader = self._slots.open_round(len(self.env_ids), copies=True)
-        if reader is not None and reader.block_of(self.owner.slots) is None:
-            self._observations = [reader.observation(env_id) for env_id in self.env_ids]
+        self._reader = self._slots.open_round(len(self.env_ids), in_arrays=True)
 
     def collect(self) -> StepArrays:
         """The arrays, when all replies are there."""
@@ -241,7 +246,7 @@ class _Table:
         leaves, reward, done = reader.blocks[0], reader.reward, reader.done
         if len(env_ids) < len(reward) or env_ids != list(range(len(reward))):
             leaves, reward, done = [leaf[env_ids] for leaf in leaves], reward[env_ids], done[env_ids]
-        self._root = reader.root
+        self._root = reader.source.root
         self._leaves = leaves
         self.reward = reward
         self.done = done

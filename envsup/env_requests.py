@@ -58,6 +58,7 @@ class EnvRequests(EnvReplies):
             held = [self._held_step(env_ids[row], actions[row], plan.terms, owner, payload) for row in plan.waiting]
             if owner is not None:
                 owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
+                owner.slot = None if plan.place is None else plan.place[0]
                 owner.add(len(env_ids))
                 owner.expect(len(requests))
             self._send_frames(plan, requests, frames)

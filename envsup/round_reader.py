@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
-from envsup.arena import DONE, REWARD_ARRAY, REWARD_CELL, TERMINATED, TRUNCATED, Arena, Array
+from envsup.arena import DONE, TERMINATED, TRUNCATED, Arena, Array
 from envsup.spaces import assemble
 
 _NEVER = 0xFF
@@ -23,77 +23,109 @@ class Columns(NamedTuple):
     env_id: list[Array]
 
 
-class RoundReader:
-    """Reads the replies to one blocking step that are all in the arena: by one copy of the first slot, or as views.
-
-    What it gives out is there before the replies are, and filled in when they have come: so the supervisor has less
-    to do while the workers wait for it.
+class RoundSource:
+    """What the replies to blocking steps are read from: the first slots of an arena.
 
     Arguments:
-        indices: ``(i, ...)`` for each environment.
-        copies: whether to copy.
+        copies: whether replies are copied; else what is given out are views.
 
     Attributes:
         status: that of an ordinary reply, whose episode goes on.
         root: the layout of the observations.
+        is_single: whether an observation is a single array.
+        indices: ``(i, ...)`` for each environment.
         blocks: by slot, the leaves of the observations of all environments.
-        copies: whether it copies.
-        reward: the rewards of all environments in the first slot.
+        rewards: ``(slots, num_envs, ...)``.
+    """
+
+    def __init__(self, arena: Arena, indices: Sequence[Any], copies: bool) -> None:
+        slots = 1 if copies else 2
+        self.copies = copies
+        self.status = arena.plain_status
+        self.root = arena.layout.root
+        self.is_single = arena.single_leaf is not None
+        self.indices = indices
+        self.blocks = [[block[slot] for block in arena.obs] for slot in range(slots)]
+        # Rewards are what the reward space declares, if that is an array, else a float.
+        self.rewards: Array = (arena.reward_cell if arena.reward is None else arena.reward)[:slots]
+
+
+class RoundReader:
+    """Reads the replies to one blocking step that are all in the arena: by one copy of the first slot, or as views.
+
+    Arguments:
+        in_advance: whether ``columns`` are wanted before the replies are there, and filled in when they have come: so
+            the supervisor has less to do while the workers wait for it.
+
+    Attributes:
+        source: what it reads.
+        blocks: by slot, the leaves of the observations of all environments.
         done: whether an episode is done, of all environments.
     """
 
     ENDING = DONE | TRUNCATED | TERMINATED
     """The bits of a status that say how an episode ended."""
 
-    def __init__(self, arena: Arena, indices: Sequence[Any], copies: bool) -> None:
-        slots = range(1 if copies else 2)
-        self.root = arena.layout.root
-        self._indices = indices
-        self.copies = copies
-        self._single = arena.single_leaf is not None
-        self._obs = arena.obs
-        self.blocks = [[np.empty_like(block[0]) if copies else block[slot] for block in arena.obs] for slot in slots]
-        # Rewards are what the reward space declares, if that is an array, else a float.
-        self.status = REWARD_CELL if arena.reward is None else REWARD_ARRAY
-        self._source = (arena.reward_cell if arena.reward is None else arena.reward)[: len(slots)]
-        self._rewards = np.empty_like(self._source)
-        self.reward: Array = self._rewards[0]
-        self.done: Array = np.zeros(len(indices), dtype=np.bool_)
+    def __init__(self, source: RoundSource, in_advance: bool) -> None:
+        self.source = source
+        self.blocks = source.blocks
+        self._rewards = source.rewards
+        self._in_advance = in_advance
+        if in_advance:
+            if source.copies:
+                self.blocks = [[np.empty(leaf.shape, leaf.dtype) for leaf in source.blocks[0]]]
+            self._rewards = np.empty(source.rewards.shape, source.rewards.dtype)
+        self.done: Array = np.zeros(len(source.indices), dtype=np.bool_)
+
+    @property
+    def reward(self) -> Array:
+        """The rewards of all environments in the first slot."""
+        reward: Array = self._rewards[0]
+        return reward
 
     def fill(self) -> None:
         """The replies are there: copy them."""
-        if self.copies:
-            for leaf, block in zip(self.blocks[0], self._obs):
-                leaf[...] = block[0]
-        self._rewards[...] = self._source
+        source = self.source
+        if not self._in_advance:
+            if source.copies:
+                self.blocks = [[leaf.copy() for leaf in source.blocks[0]]]
+            self._rewards = source.rewards.copy()
+            return
+        if source.copies:
+            for leaf, block in zip(self.blocks[0], source.blocks[0]):
+                leaf[...] = block
+        self._rewards[...] = source.rewards
 
     def block_of(self, slots: Sequence[int]) -> Optional[Array]:
         """The array ``(num_envs, ...)`` whose rows the observations in these slots are, None if there is none."""
-        slot = 0 if self.copies else slots[0]
-        if not (self._single and self._reads(slot) and (self.copies or _are_alike(slots))):
+        copies = self.source.copies
+        slot = 0 if copies else slots[0]
+        if not (self.source.is_single and self.reads(slot) and (copies or _are_alike(slots))):
             return None
         block: Array = self.blocks[slot][0]
         return block
 
-    def _reads(self, slot: int) -> bool:
+    def reads(self, slot: int) -> bool:
+        """Whether it reads replies in this slot."""
         return 0 <= slot < len(self.blocks)
 
     def expected(self, slots: Sequence[int]) -> bytes:
         """The statuses of ordinary replies in these slots; one that no reply has where it reads another slot."""
+        status = self.source.status
         if _are_alike(slots):
-            return bytes((self.status if self._reads(slots[0]) else _NEVER,)) * len(slots)
-        return bytes(self.status if self._reads(slot) else _NEVER for slot in slots)
+            return bytes((status if self.reads(slots[0]) else _NEVER,)) * len(slots)
+        return bytes(status if self.reads(slot) else _NEVER for slot in slots)
 
     def columns(self, env_ids: Sequence[int], slots: Sequence[int]) -> Columns:
         """What the timesteps of these environments consist of if the replies are ordinary ones in these slots."""
-        where = self._indices
+        where = self.source.indices
         if len(env_ids) < len(where) or env_ids != list(range(len(where))):
             where = [where[env_id] for env_id in env_ids]
-        if self._single:
+        if self.source.is_single:
             obs = _rows([leaves[0] for leaves in self.blocks], slots, where)
         else:
-            obs = [self.observation(env_id, slot) for env_id, slot in zip(env_ids, slots)]
-        all_ids: Array = np.arange(len(self._indices))
+            obs = self.observations(env_ids, slots)
+        all_ids: Array = np.arange(len(self.source.indices))
         return Columns(
             obs,
             _rows(list(self._rewards), slots, where),
@@ -101,9 +133,13 @@ class RoundReader:
             list(map(all_ids.__getitem__, where)),
         )
 
-    def observation(self, env_id: int, slot: int = 0) -> Any:
-        """The observation of an environment."""
-        return assemble(self.root, [block[env_id, ...] for block in _of_slot(self.blocks, slot)])
+    def observations(self, env_ids: Sequence[int], slots: Sequence[int]) -> list[Any]:
+        """The observations of these environments if they are in these slots."""
+        root = self.source.root
+        return [
+            assemble(root, [block[env_id, ...] for block in _of_slot(self.blocks, slot)])
+            for env_id, slot in zip(env_ids, slots)
+        ]
 
 
 def _rows(blocks: Sequence[Array], slots: Sequence[int], where: Sequence[Any]) -> list[Array]:

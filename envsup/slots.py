@@ -10,7 +10,7 @@ import numpy as np
 from envsup.arena import DONE, EXTRA, REWARD_ARRAY, Arena, info_of
 from envsup.env_record import EnvRecord
 from envsup.frames import NO_RESET
-from envsup.round_reader import RoundReader
+from envsup.round_reader import RoundReader, RoundSource
 from envsup.spaces import ABSENT, Partial, restore
 
 COPY_SLOTS, VIEW_SLOTS = 2, 4
@@ -43,7 +43,10 @@ class Slots:
         self.copies = copy_on_get
         self.busy, self.held, self.unread, self.newest = (bytearray(num_envs) for _ in range(4))
         self._all_free = bytes(num_envs)
-        self._indices = [(env_id, ...) for env_id in range(num_envs)]
+        self._sources: dict[bool, RoundSource] = {}
+        if arena is not None and arena.is_fixed:
+            indices = [(env_id, ...) for env_id in range(num_envs)]
+            self._sources = {copies: RoundSource(arena, indices, copies) for copies in (True, copy_on_get)}
 
     def all_free(self) -> bool:
         """Whether no request in flight may fill any slot."""
@@ -185,15 +188,15 @@ class Slots:
             reward = self._reward(env_id, slot, status)
         return restore(arena.layout.root, obs, arena.rows(slot, env_id)), reward
 
-    def open_round(self, replies: int, copies: bool = False) -> Optional[RoundReader]:
+    def open_round(self, replies: int, in_arrays: bool = False) -> Optional[RoundReader]:
         """What reads many replies at once, None if there are too few of them for that to pay, or cannot be any.
 
-        ``copies``: whether it copies in any case.
+        ``in_arrays``: as arrays of all of them, which are copies; else as columns, which are asked for in advance.
         """
-        arena = self.arena
-        if arena is None or not arena.is_fixed or 2 * replies < arena.reward_cell.shape[1]:
+        source = self._sources.get(in_arrays or self.copies)
+        if source is None or 2 * replies < len(source.indices):
             return None
-        return RoundReader(arena, self._indices, copies or self.copies)
+        return RoundReader(source, in_advance=not in_arrays)
 
     def note_views(self, taken: bytes, older: Iterable[int]) -> None:
         """The user gets views of the slots that ``taken`` has the bits of, for each environment.

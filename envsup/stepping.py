@@ -117,17 +117,18 @@ class SteppingSupervisor(EnvView):
 
     def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
-        if isinstance(actions, MappingABC):
+        if type(actions) is not np.ndarray and isinstance(actions, (dict, MappingABC)):
             _require_any(len(actions))
             by_id = self._check_ids(actions)
             return list(by_id), list(by_id.values())
         count = _count(actions, "a dict or a sequence")
         _require_any(count)
-        ids = self.ready_obs_id
-        if count != len(ids):
-            if count != self.env_num:
+        if count == self.env_num:
+            ids = list(range(count))
+        else:
+            ids = self.ready_obs_id
+            if count != len(ids):
                 raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
-            ids = list(range(self.env_num))
         return ids, _as_sequence(actions)
 
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:

@@ -20,6 +20,7 @@ class Waiting:
     Attributes:
         pending: replies that it needs.
         env_ids, slots: of a call that steps: the environments that were sent a step, and the slot for each reply.
+        slot: that of all replies, None if they go to different ones.
         taken: for each environment the bits of those slots.
         statuses: by environment, the status of a reply that is all in the arena, 0 where there is none.
         results: every other reply that has been read, by environment.
@@ -40,6 +41,7 @@ class Waiting:
         "pending",
         "results",
         "sending",
+        "slot",
         "slots",
         "statuses",
         "taken",
@@ -49,6 +51,7 @@ class Waiting:
         self.pending = 0
         self.env_ids: Sequence[int] = ()
         self.slots: Sequence[int] = ()
+        self.slot: Optional[int] = None
         self.taken = b""
         self.statuses = bytearray(num_envs)
         self.results: dict[Any, Any] = {}
