@@ -13,21 +13,24 @@ from typing import Any, Iterable, Sequence
 
 import numpy as np
 
-HEADER = struct.Struct("=BBHQQ")
-"""kind, flags, count, sequence number of the request, length of the body."""
+HEADER = struct.Struct("=QBBHQ")
+"""Sequence number of the request, kind, flags, count, length of the body."""
 
 HEADER_SIZE = HEADER.size
 
-START = struct.Struct("=BBH")
-"""The first fields of a header: kind, flags, count."""
+NUMBER = struct.Struct("=Q")
+"""The first field of a header."""
 
-LENGTH = struct.Struct("=Q")
-"""The last field of a header."""
+REST = struct.Struct("=BBHQ")
+"""The other fields of a header: kind, flags, count, length of the body."""
+
+LENGTH = struct.Struct(f"={HEADER_SIZE - 8}xQ")
+"""The last field of a header, in its place."""
 
 FORM_SIZE, ACTION_SIZE = 5, 8
 """Bytes that one step takes in the form, and after it."""
 
-ONE_STATUS = struct.Struct("=BBHQQB")
+ONE_STATUS = struct.Struct("=QBBHQB")
 """A whole reply to one step with nothing but its status: header and status byte."""
 
 EXTRA_LENGTH = struct.Struct("=Q")
@@ -53,16 +56,30 @@ def form(count: int) -> struct.Struct:
     return struct.Struct(f"={count}H{count}b{count}b{count}B")
 
 
+def form_end(count: int) -> int:
+    """Where the form of a request for ``count`` steps ends.
+
+    From its number until there it is the same in every round, as long as nothing but actions that are ints changes.
+    """
+    return HEADER_SIZE + FORM_SIZE * count
+
+
 @functools.lru_cache(maxsize=256)
 def step_start(count: int) -> struct.Struct:
-    """What a request for ``count`` steps begins with: START, sequence number, LENGTH and form."""
-    return struct.Struct(f"={START.size}sQ{LENGTH.size + FORM_SIZE * count}s")
+    """What a request for ``count`` steps begins with: its number, and what follows until the end of the form."""
+    return struct.Struct(f"=Q{form_end(count) - NUMBER.size}s")
 
 
 @functools.lru_cache(maxsize=256)
 def step_frame(count: int) -> struct.Struct:
     """The same, and ``int_actions``."""
     return struct.Struct(f"{step_start(count).format}{count}q")
+
+
+@functools.lru_cache(maxsize=256)
+def step_numbers(count: int) -> struct.Struct:
+    """The number and the ``int_actions`` of such a request."""
+    return struct.Struct(f"=Q{form_end(count) - NUMBER.size}x{count}q")
 
 
 @functools.lru_cache(maxsize=256)
@@ -73,7 +90,7 @@ def int_actions(count: int) -> struct.Struct:
 
 def plain_reply(seq: int, statuses: bytes) -> bytes:
     """The reply to steps that is nothing but statuses."""
-    return HEADER.pack(STEP, 0, len(statuses), seq, len(statuses)) + statuses
+    return HEADER.pack(seq, STEP, 0, len(statuses), len(statuses)) + statuses
 
 
 class StepForm:
@@ -86,7 +103,7 @@ class StepForm:
 
     def __init__(self, flags: int, indices: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int]) -> None:
         self.count = len(indices)
-        self._start = START.pack(STEP, flags, self.count)
+        self._flags = flags
         self._columns = (*indices, *slots, *reset_slots)
         self._head = step_start(self.count).pack
         self._frame = step_frame(self.count).pack
@@ -101,17 +118,17 @@ class StepForm:
         """
         if kinds != self._kinds or pickled:
             self._set_kinds(kinds, len(pickled))
-        return self._frame(self._start, seq, self._form, *actions) + pickled
+        return self._frame(seq, self._form, *actions) + pickled
 
     def pack_bytes(self, seq: int, kinds: bytes, actions: bytes) -> bytes:
         """A request with actions that are ``int_actions`` already."""
         if kinds != self._kinds:
             self._set_kinds(kinds, 0)
-        return self._head(self._start, seq, self._form) + actions
+        return self._head(seq, self._form) + actions
 
     def _set_kinds(self, kinds: bytes, extra: int) -> None:
         length = (FORM_SIZE + ACTION_SIZE) * self.count + extra
-        self._form = LENGTH.pack(length) + form(self.count).pack(*self._columns, *kinds)
+        self._form = REST.pack(STEP, self._flags, self.count, length) + form(self.count).pack(*self._columns, *kinds)
         self._kinds = b"" if extra else kinds
 
 
@@ -128,10 +145,10 @@ class FrameTable:
 
     def __init__(self, forms: Sequence[StepForm], kind: int) -> None:
         self.count = count = forms[0].count
-        size = HEADER_SIZE + (FORM_SIZE + ACTION_SIZE) * count
+        size = form_end(count) + ACTION_SIZE * count
         memory = bytearray(b"".join(form.pack(0, bytes((kind,)) * count, [0] * count) for form in forms))
-        self._numbers: Any = np.ndarray((len(forms),), "=u8", memory, START.size, (size,))
-        self._actions: Any = np.ndarray((len(forms), count), "=i8", memory, size - ACTION_SIZE * count, (size, 8))
+        self._numbers: Any = np.ndarray((len(forms),), "=u8", memory, 0, (size,))
+        self._actions: Any = np.ndarray((len(forms), count), "=i8", memory, form_end(count), (size, ACTION_SIZE))
         whole = memoryview(memory)
         self.frames = [whole[start : start + size] for start in range(0, len(memory), size)]
 

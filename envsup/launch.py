@@ -224,7 +224,7 @@ class WorkerProcess:
     def ask_to_stop(self) -> None:
         """Have the worker close what it hosts and leave, if it can be told."""
         try:
-            os.write(self.request_fd, HEADER.pack(STOP, 0, CLOSE_ALL, 0, 0))
+            os.write(self.request_fd, HEADER.pack(0, STOP, 0, CLOSE_ALL, 0))
         except OSError:
             pass
 

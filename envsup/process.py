@@ -31,7 +31,7 @@ from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec
 from envsup.worker import Call, Failed, Hosted, dump, has_text
 
-_READ_SIZE = 8192
+_READ_SIZE = 4096
 _LONG_READ_SIZE = 1 << 20
 _NUMBER_KINDS = {int: bytes((INT,)), np.int64: bytes((INT64,))}
 _PLAIN = {int, float, bool, str, bytes, np.int64, np.int32, np.float32, np.float64}
@@ -80,10 +80,10 @@ class ChildProcess(Child):
         return carry(value)
 
     def _post_call(self, request: Request, packed: bytes) -> None:
-        self._post(HEADER.pack(CALL, 0, 0, request.seq, len(packed)) + packed)
+        self._post(HEADER.pack(request.seq, CALL, 0, 0, len(packed)) + packed)
 
     def _post_build(self, request: Request, local: int) -> None:
-        self._post(HEADER.pack(BUILD, 0, local, request.seq, 0))
+        self._post(HEADER.pack(request.seq, BUILD, 0, local, 0))
 
     def form_steps(
         self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool
@@ -194,7 +194,7 @@ class ChildProcess(Child):
         """Report the whole frames at the start of ``data``; returns where they end."""
         pos, end, life = 0, len(data), self.life
         while end - pos >= HEADER_SIZE:
-            kind, status, count, seq, length = HEADER.unpack_from(data, pos)
+            seq, kind, status, count, length = HEADER.unpack_from(data, pos)
             start = pos + HEADER_SIZE
             if end - start < length:
                 break
@@ -350,7 +350,7 @@ class ChildProcess(Child):
     def ask_to_stop(self) -> None:
         if not self._closing:
             self._closing = True
-            self._post(HEADER.pack(STOP, 0, 0, 0, 0))
+            self._post(HEADER.pack(0, STOP, 0, 0, 0))
 
     def stopped(self) -> bool:
         process = self._process

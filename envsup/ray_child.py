@@ -196,7 +196,7 @@ class ChildRay(ChildProcess):
         self._current = life = self._new_life()
         self.alive = True
         for local in range(len(self.hosted)):
-            life.send(HEADER.pack(BUILD, 0, local, 0, 0))
+            life.send(HEADER.pack(0, BUILD, 0, local, 0))
 
     def _new_life(self) -> _Life:
         assert self.session is not None

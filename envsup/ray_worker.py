@@ -16,7 +16,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Union
 
 import numpy as np
 
-from envsup.frames import BUILD, CLOSE_ALL, HEADER, HEADER_SIZE, STOP
+from envsup.frames import BUILD, CLOSE_ALL, HEADER, STOP
 from envsup.hosting import host_for
 from envsup.memory import resident_bytes
 from envsup.meter import ABSENT, Meters
@@ -116,8 +116,8 @@ class CallServer(PipeServer):
         spec = unpack_spec(spec_body, [])
         if spec.threads is not None:
             spec.threads.apply()
-        self._meters = RelayedMeters(len(spec.hosted))
-        host = host_for(spec.hosted, None, self._meters, None, spec.life)
+        self._relayed = RelayedMeters(len(spec.hosted))
+        host = host_for(spec.hosted, None, self._relayed, None, spec.life)
         host.after_build = spec.threads.apply_again if spec.threads else None
         super().__init__(host, -1, -1)
         self._dumps = self._dump_apart
@@ -128,9 +128,9 @@ class CallServer(PipeServer):
 
     def answer(self, request: bytes, place: Optional[Place] = None) -> Reply:
         """Carry out a request; ``place`` is to be told along with the reply."""
-        kind, flags, count, seq, _ = HEADER.unpack_from(request)
-        self._perform(kind, flags, count, seq, request[HEADER_SIZE:])
-        notes, self._meters.notes = self._meters.notes, []
+        kind = HEADER.unpack_from(request)[1]
+        self._perform(request)
+        notes, self._relayed.notes = self._relayed.notes, []
         memory = (
             resident_bytes(os.getpid())
             if kind == BUILD or any(n.measured and n.measured.ended for n in notes)
@@ -143,7 +143,7 @@ class CallServer(PipeServer):
 
     def close(self) -> None:
         """Close what is hosted."""
-        self._perform(STOP, 0, CLOSE_ALL, 0, b"")
+        self._perform(HEADER.pack(0, STOP, 0, CLOSE_ALL, 0))
 
     def _send(self, frame: bytes) -> None:
         self._frames.append(frame)

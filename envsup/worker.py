@@ -26,21 +26,23 @@ from envsup.frames import (
     CLOSE_ALL,
     EAGER,
     EXTRA_LENGTH,
-    FORM_SIZE,
     HEADER,
     HEADER_SIZE,
+    LENGTH,
     NO_RESET,
+    NUMBER,
     ONE_STATUS,
     STEP,
     STOP,
     form,
-    int_actions,
+    form_end,
+    step_numbers,
 )
 from envsup.meter import Meters, number_of
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
-READ_SIZE = 16384
+READ_SIZE, LONG_READ_SIZE = 4096, 1 << 16
 _EVENTFUL = DONE | EXTRA
 RESETS = ("reset", "_begin_episode")
 """The methods that begin an episode."""
@@ -163,6 +165,8 @@ class Host:
         seat = self._seats[local]
         if seat.blocked is not None:
             return FAILED | EXTRA | (0 if seat.built else UNBUILT), seat.blocked
+        if type(action) is BadAction:
+            return FAILED | EXTRA, action.reason
         try:
             begin = perf_counter()
             obs, reward, done, info = seat.target.step(action)
@@ -293,12 +297,17 @@ class PipeServer:
 
     def __init__(self, host: Host, request_fd: int, reply_fd: int) -> None:
         self._host = host
+        self._meters: Meters = host.meters
         self._request_fd = request_fd
         self._reply_fd = reply_fd
         self._buffer = b""
-        self._form = b""
+        # Of the last request for steps, which most are like: its form, where that ends, and how its numbers are read.
+        self._form = b"-"
+        self._form_end = HEADER_SIZE
         self._steps: list[tuple[int, int, int, int]] = []
         self._only_kind: Optional[int] = None
+        self._is_eager = False
+        self._numbers_of: Callable[[bytes], tuple[int, ...]] = step_numbers(1).unpack_from
         self._dumps: Callable[[Any], bytes] = dump
 
     def serve(self) -> None:
@@ -306,43 +315,49 @@ class PipeServer:
         for local in range(len(self._host.hosted)):
             self._build(local, 0)
         receive = self._host.waits(self._receive)
-        while True:
-            if not self._perform(*receive()):
-                return
+        while self._perform(receive()):
+            pass
 
-    def _perform(self, kind: int, flags: int, count: int, seq: int, body: bytes) -> bool:
+    def _perform(self, request: bytes) -> bool:
         """Carry out a request and answer it; returns whether there may be another."""
+        if request[NUMBER.size : self._form_end] == self._form:
+            seq, *numbers = self._numbers_of(request)
+            self._step(seq, numbers, request)
+            return True
+        if not request:
+            return False
+        seq, kind, flags, count, _ = HEADER.unpack_from(request)
         if kind == STEP:
-            self._step(flags, count, seq, body)
-        elif kind == CALL:
-            self._call(seq, body)
+            self._read_form(request, flags, count)
+            return self._perform(request)
+        if kind == CALL:
+            self._call(seq, request[HEADER_SIZE:])
         elif kind == BUILD:
             self._build(count, seq)
         elif count == CLOSE_ALL:
             self._host.close()
-        return kind != STOP
+        return bool(kind != STOP)
 
-    def _receive(self) -> tuple[int, int, int, int, bytes]:
-        """(kind, flags, count, sequence number, body) of the next request; STOP if the supervisor is gone."""
-        buffer = self._buffer or os.read(self._request_fd, READ_SIZE)
-        if len(buffer) < HEADER_SIZE:
-            buffer = self._fill(buffer, HEADER_SIZE)
-            if len(buffer) < HEADER_SIZE:
-                return STOP, 0, 0, 0, b""
-        kind, flags, count, seq, length = HEADER.unpack_from(buffer)
-        end = HEADER_SIZE + length
-        if len(buffer) < end:
-            buffer = self._fill(buffer, end)
-            if len(buffer) < end:
-                return STOP, 0, 0, 0, b""
-        self._buffer = buffer[end:]
-        return kind, flags, count, seq, buffer[HEADER_SIZE:end]
+    def _receive(self) -> bytes:
+        """The next request, nothing if the supervisor is gone."""
+        data = self._buffer or os.read(self._request_fd, READ_SIZE)
+        if len(data) < HEADER_SIZE:
+            data = self._fill(data, HEADER_SIZE)
+            if len(data) < HEADER_SIZE:
+                return b""
+        end = HEADER_SIZE + LENGTH.unpack_from(data)[0]
+        if len(data) < end:
+            data = self._fill(data, end)
+            if len(data) < end:
+                return b""
+        self._buffer = data[end:]
+        return data[:end]
 
     def _fill(self, buffer: bytes, end: int) -> bytes:
         """Read on until ``end`` bytes are there: a long body comes in many pieces."""
         parts, size = [buffer], len(buffer)
         while size < end:
-            data = os.read(self._request_fd, max(READ_SIZE, end - size))
+            data = os.read(self._request_fd, max(LONG_READ_SIZE, end - size))
             if not data:
                 break
             parts.append(data)
@@ -358,7 +373,7 @@ class PipeServer:
     def _build(self, local: int, seq: int) -> None:
         error = self._host.build(local)
         body = b"" if error is None else pickle.dumps(describe(error))
-        self._send(HEADER.pack(BUILD, FAILED | UNBUILT if error else 0, local, seq, len(body)) + body)
+        self._send(HEADER.pack(seq, BUILD, FAILED | UNBUILT if error else 0, local, len(body)) + body)
 
     def _call(self, seq: int, body: bytes) -> None:
         try:
@@ -369,7 +384,7 @@ class PipeServer:
             status, reply = dump_reply(FAILED, reason, "a request", self._dumps)
         else:
             status, reply = self._carry_out(call)
-        self._send(HEADER.pack(CALL, status, 0, seq, len(reply)) + reply)
+        self._send(HEADER.pack(seq, CALL, status, 0, len(reply)) + reply)
 
     def _carry_out(self, call: Call) -> tuple[int, bytes]:
         status, data = self._host.call(call)
@@ -377,62 +392,67 @@ class PipeServer:
             return OBS, b""
         return dump_reply(status, data, call.method, self._dumps)
 
-    def _step(self, flags: int, count: int, seq: int, body: bytes) -> None:
-        actions = self._read_form(count, body)
-        step, meters = self._host.step, self._host.meters
+    def _read_form(self, request: bytes, flags: int, count: int) -> None:
+        """Note which steps are to be made, until a request has another form."""
+        self._form_end = form_end(count)
+        self._form = request[NUMBER.size : self._form_end]
+        self._steps, self._only_kind = _steps_of(request[HEADER_SIZE : self._form_end], count)
+        self._is_eager = bool(flags & EAGER)
+        self._numbers_of = step_numbers(count).unpack_from
+
+    def _step(self, seq: int, numbers: Sequence[int], request: bytes) -> None:
+        step, actions = self._host.step, self._actions(numbers, request)
         statuses = bytearray()
         extras: list[bytes] = []
         resets: list[tuple[int, int]] = []
         for (local, slot, reset_slot, _), action in zip(self._steps, actions):
-            if type(action) is _BadAction:
-                status, extra = FAILED | EXTRA, action.reason
-            else:
-                status, extra = step(local, slot, action)
+            status, extra = step(local, slot, action)
             if status & _EVENTFUL:
                 if status & EXTRA:
-                    failed = status & FAILED
-                    status, data = dump_reply(status, extra, "step", self._dumps)
-                    if status & FAILED and not failed:
-                        meters.withdraw(local)
-                    extras += EXTRA_LENGTH.pack(len(data)), data
+                    status = self._add_extra(local, status, extra, extras)
                 if status & DONE:
-                    meters.ended.append(local)
+                    self._meters.ended.append(local)
                     if reset_slot != NO_RESET:
                         resets.append((local, reset_slot))
             statuses.append(status)
-            if flags & EAGER:
-                meters.publish_one(local, seq)
+            if self._is_eager:
+                self._meters.publish_one(local, seq)
                 self._answer(seq, statuses, extras)
                 statuses.clear()
                 extras.clear()
         if statuses:
-            meters.publish()
+            self._meters.publish()
             self._answer(seq, statuses, extras)
         for local, slot in resets:
             status, reply = self._carry_out(Call(local, slot, "reset", (), {}))
-            self._send(HEADER.pack(AUTO_RESET, status, local, seq, len(reply)) + reply)
+            self._send(HEADER.pack(seq, AUTO_RESET, status, local, len(reply)) + reply)
 
-    def _read_form(self, count: int, body: bytes) -> Iterable[Any]:
-        """Note which steps are to be made; returns the actions."""
-        end = FORM_SIZE * count
-        if body[:end] != self._form:
-            self._form = body[:end]
-            self._steps, self._only_kind = _steps_of(self._form, count)
-        if self._only_kind == INT64:
-            return list(np.frombuffer(body, np.int64, count, end))
-        values = int_actions(count).unpack_from(body, end)
-        return values if self._only_kind == INT else self._actions(values, body[end + ACTION_SIZE * count :])
+    def _add_extra(self, local: int, status: int, extra: Any, extras: list[bytes]) -> int:
+        """Pickle what of a step is not in the arena; returns the status, that of a failure if it cannot be."""
+        failed = status & FAILED
+        status, data = dump_reply(status, extra, "step", self._dumps)
+        if status & FAILED and not failed:
+            self._meters.withdraw(local)
+        extras += EXTRA_LENGTH.pack(len(data)), data
+        return status
 
-    def _actions(self, values: Sequence[int], rest: bytes) -> Iterator[Any]:
+    def _actions(self, numbers: Sequence[int], request: bytes) -> Iterable[Any]:
+        kind = self._only_kind
+        if kind == INT:
+            return numbers
+        return map(np.int64, numbers) if kind == INT64 else self._mixed_actions(numbers, request)
+
+    def _mixed_actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
         """The actions of steps that are not all ints."""
+        rest = request[self._form_end + ACTION_SIZE * len(numbers) :]
         pickled = _load_actions(rest) if rest else iter(())
-        for (local, slot, _, kind), value in zip(self._steps, values):
+        for (local, slot, _, kind), number in zip(self._steps, numbers):
             if kind == PICKLED:
                 yield next(pickled)
             elif kind == ARRAY:
                 yield self._stored_action(slot, local)
             else:
-                yield np.int64(value) if kind == INT64 else value
+                yield np.int64(number) if kind == INT64 else number
 
     def _stored_action(self, slot: int, local: int) -> Any:
         assert self._host.arena is not None
@@ -440,9 +460,9 @@ class PipeServer:
 
     def _answer(self, seq: int, statuses: bytearray, extras: list[bytes]) -> None:
         if len(statuses) == 1 and not extras:
-            return self._send(ONE_STATUS.pack(STEP, 0, 1, seq, 1, statuses[0]))
+            return self._send(ONE_STATUS.pack(seq, STEP, 0, 1, 1, statuses[0]))
         body = b"".join((statuses, *extras))
-        self._send(HEADER.pack(STEP, 0, len(statuses), seq, len(body)) + body)
+        self._send(HEADER.pack(seq, STEP, 0, len(statuses), len(body)) + body)
 
 
 @functools.lru_cache(maxsize=64)
@@ -454,7 +474,9 @@ def _steps_of(data: bytes, count: int) -> tuple[list[tuple[int, int, int, int]],
     return steps, kinds.pop() if len(kinds) == 1 else None
 
 
-class _BadAction(NamedTuple):
+class BadAction(NamedTuple):
+    """In place of an action that could not be brought here: why."""
+
     reason: BaseException
 
 
@@ -466,5 +488,5 @@ def _load_actions(data: bytes) -> Iterator[Any]:
         except BaseException as error:
             reason = TypeError(f"the action cannot be unpickled in the worker: {type(error).__name__}: {error}")
             reason.__cause__ = error
-            action = _BadAction(reason)
+            action = BadAction(reason)
         yield action
