@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any, Collection, Mapping, Optional, Sequence
 
 import numpy as np
 
@@ -81,6 +81,7 @@ class Collector:
         self.owner = owner
         self._ready = ready
         self.env_ids = env_ids
+        self._is_whole = env_ids == slots.all_ids
         self._reader: Optional[RoundReader] = None
 
     def _parts(self, env_id: int, result: tuple[int, int, Any]) -> tuple[Any, Any, Any, Any]:
@@ -129,12 +130,12 @@ class Collector:
             rows = sorted({*rows}.difference(others))
             taken = self._bits(rows)
         self._slots.free_all(taken)
-        stale = [row for row in (*ended, *others) if latest[env_ids[row]] is not owner]
-        if latest.count(owner) < len(env_ids) - len(stale):
+        stale: list[int] = []
+        if latest.count(owner) < len(env_ids):
             stale = [row for row in rows if latest[env_ids[row]] is not owner]
         if not reader.source.copies:
             self._slots.note_views(taken, [env_ids[row] for row in stale])
-        self._note(reader, {*stale, *others})
+        self._note(reader, {*stale, *others} if stale or others else ())
 
     def _bits(self, rows: Sequence[int]) -> bytes:
         """For each environment of the supervisor the bits of the slots of these rows."""
@@ -143,7 +144,7 @@ class Collector:
             bits[self.env_ids[row]] = 1 << self.owner.slots[row]
         return bytes(bits)
 
-    def _note(self, reader: RoundReader, but: set[int]) -> None:
+    def _note(self, reader: RoundReader, but: Collection[int]) -> None:
         """The rows of the reader are the newest observations, those in ``but`` excepted."""
         env_ids, ready, block = self.env_ids, self._ready, reader.block_of(self.owner.slots)
         if block is None:
@@ -151,7 +152,7 @@ class Collector:
             ready.set_each(pair for row, pair in rows if row not in but)
             return
         others = [env_ids[row] for row in but]
-        if len(env_ids) < len(block):
+        if not self._is_whole:
             others += {*range(len(block))}.difference(env_ids)
         if len(others) < len(block):
             ready.set_rows(block, others)
@@ -218,14 +219,16 @@ class ArrayCollector(Collector):
         infos: list[dict[Any, Any]] = [{} for _ in range(count)]
         for row in ended:
             infos[row] = info_of(self.owner.statuses[self.env_ids[row]])
-        table = _Table(self._reader, self.env_ids) if self._reader is not None and len(others) < count else None
+        table = None
+        if self._reader is not None and len(others) < count:
+            table = _Table(self._reader, None if self._is_whole else self.env_ids)
         done = np.zeros(count, dtype=np.bool_) if table is None else table.done
         failed = np.zeros(count, dtype=np.bool_)
         values: dict[int, tuple[Any, Any]] = {}
         for row in others:
             values[row], done[row], infos[row], failed[row] = self._row(row)
         obs, reward = _filled(table, values, count)
-        env_id = np.arange(count) if self.env_ids == list(range(count)) else np.array(self.env_ids)
+        env_id = np.arange(count) if self._is_whole else np.array(self.env_ids)
         return StepArrays(obs, reward, done, infos, env_id, failed)
 
     def _row(self, row: int) -> tuple[tuple[Any, Any], bool, dict[Any, Any], bool]:
@@ -240,11 +243,11 @@ class ArrayCollector(Collector):
 
 
 class _Table:
-    """The observations, rewards and dones of a round, with a row for each of ``env_ids``."""
+    """The observations, rewards and dones of a round, with a row for each of ``env_ids``; for all if that is None."""
 
-    def __init__(self, reader: RoundReader, env_ids: Sequence[int]) -> None:
+    def __init__(self, reader: RoundReader, env_ids: Optional[Sequence[int]]) -> None:
         leaves, reward, done = reader.blocks[0], reader.reward, reader.done
-        if len(env_ids) < len(reward) or env_ids != list(range(len(reward))):
+        if env_ids is not None:
             leaves, reward, done = [leaf[env_ids] for leaf in leaves], reward[env_ids], done[env_ids]
         self._root = reader.source.root
         self._leaves = leaves

@@ -30,9 +30,6 @@ LENGTH = struct.Struct(f"={HEADER_SIZE - 8}xQ")
 FORM_SIZE, ACTION_SIZE = 5, 8
 """Bytes that one step takes in the form, and after it."""
 
-ONE_STATUS = struct.Struct("=QBBHQB")
-"""A whole reply to one step with nothing but its status: header and status byte."""
-
 EXTRA_LENGTH = struct.Struct("=Q")
 
 STEP, CALL, BUILD, STOP, INIT, AUTO_RESET = range(1, 7)

@@ -118,14 +118,13 @@ class RoundReader:
 
     def columns(self, env_ids: Sequence[int], slots: Sequence[int]) -> Columns:
         """What the timesteps of these environments consist of if the replies are ordinary ones in these slots."""
-        where = self.source.indices
-        if len(env_ids) < len(where) or env_ids != list(range(len(where))):
-            where = [where[env_id] for env_id in env_ids]
+        indices = self.source.indices
+        where = [indices[env_id] for env_id in env_ids]
         if self.source.is_single:
             obs = _rows([leaves[0] for leaves in self.blocks], slots, where)
         else:
             obs = self.observations(env_ids, slots)
-        all_ids: Array = np.arange(len(self.source.indices))
+        all_ids: Array = np.arange(len(indices))
         return Columns(
             obs,
             _rows(list(self._rewards), slots, where),

@@ -31,7 +31,7 @@ class Slots:
     With ``copy_on_get`` a slot is free again when its reply has been read; else when the user has made the next request
     for its environment.  Without an arena there is no slot, and every reply comes by message.
 
-    Attributes, each with the bits of slots for each environment:
+    ``all_ids`` are the ids of all environments.  Attributes, each with the bits of slots for each environment:
         busy: those that a request in flight may fill.
         held: those that views given to the user refer to (copy_on_get=False only).
         unread: those of them that only replies refer to which wait to be received.
@@ -43,6 +43,7 @@ class Slots:
         self.copies = copy_on_get
         self.busy, self.held, self.unread, self.newest = (bytearray(num_envs) for _ in range(4))
         self._all_free = bytes(num_envs)
+        self.all_ids = list(range(num_envs))
         self._sources: dict[bool, RoundSource] = {}
         if arena is not None and arena.is_fixed:
             indices = [(env_id, ...) for env_id in range(num_envs)]

@@ -12,7 +12,7 @@ import pickle
 import traceback
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Callable, Hashable, Iterable, Iterator, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from envsup.frames import (
     LENGTH,
     NO_RESET,
     NUMBER,
-    ONE_STATUS,
     STEP,
     STOP,
     form,
@@ -401,7 +400,8 @@ class PipeServer:
         self._numbers_of = step_numbers(count).unpack_from
 
     def _step(self, seq: int, numbers: Sequence[int], request: bytes) -> None:
-        step, actions = self._host.step, self._actions(numbers, request)
+        step = self._host.step
+        actions = numbers if self._only_kind == INT else self._actions(numbers, request)
         statuses = bytearray()
         extras: list[bytes] = []
         resets: list[tuple[int, int]] = []
@@ -436,11 +436,10 @@ class PipeServer:
         extras += EXTRA_LENGTH.pack(len(data)), data
         return status
 
-    def _actions(self, numbers: Sequence[int], request: bytes) -> Iterable[Any]:
-        kind = self._only_kind
-        if kind == INT:
-            return numbers
-        return map(np.int64, numbers) if kind == INT64 else self._mixed_actions(numbers, request)
+    def _actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
+        if self._only_kind == INT64:
+            return map(np.int64, numbers)
+        return self._mixed_actions(numbers, request)
 
     def _mixed_actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
         """The actions of steps that are not all ints."""
@@ -459,9 +458,7 @@ class PipeServer:
         return self._host.arena.get_action(slot, self._host.hosted[local].proc_id)
 
     def _answer(self, seq: int, statuses: bytearray, extras: list[bytes]) -> None:
-        if len(statuses) == 1 and not extras:
-            return self._send(ONE_STATUS.pack(seq, STEP, 0, 1, 1, statuses[0]))
-        body = b"".join((statuses, *extras))
+        body = b"".join((statuses, *extras)) if extras else statuses
         self._send(HEADER.pack(seq, STEP, 0, len(statuses), len(body)) + body)
 
 

@@ -12,6 +12,7 @@ from support import Make, abnormal, observation_of, scripted, step
 from worlds import Mirror, Player
 
 from envsup import EnvSupervisor
+from envsup.frames import FrameTable
 from envsup.testing import Box, ScriptedEnv
 
 ENDS: list[dict[str, Any]] = [
@@ -170,3 +171,25 @@ def test_observations_of_one_number(make_local: Make, group: int) -> None:
         assert [(type(t.obs), t.obs.shape, float(t.obs)) for t in timesteps] == [
             (np.ndarray, (), k + i) for i in range(4)
         ]
+
+
+def test_handler_that_steps_while_a_round_is_sent(
+    make_process: Make, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal handler that stepped between packing and sending had the round sent with its own actions and number."""
+    sup = make_process(scripted(4, length=100), envs_per_child=group)
+    sup.launch()
+    rounds(sup, 3)
+    fill, nested = FrameTable.fill, []
+
+    def fill_and_step(table: FrameTable, seq: int, actions: Any) -> None:
+        fill(table, seq, actions)
+        if not nested:
+            nested.append(True)
+            nested[:] = [float(t.obs[3]) for t in step(sup, dict.fromkeys(range(4), 77))]
+
+    monkeypatch.setattr(FrameTable, "fill", fill_and_step)
+    rounds(sup, 1, first=3)
+    assert nested == [77] * 4
+    rounds(sup, 3, first=4)
+    assert sup.stats()[0].restarts == 0
