@@ -382,12 +382,17 @@ class Child(ABC):
         reset = Request("reset", (env_id,), (step.reset_slots[index],), None, step.owner, step.reset_timeout)
         reset.seq, reset.expired, reset.sent_at = step.seq, step.expired, self.listener.clock()
         opened = self.open
-        place = len(step.auto_resets) + (1 if opened and opened[0] is step else 0)
+        step.auto_resets = {**step.auto_resets, env_id: reset}
+        if not opened:
+            opened.append(reset)
+            if reset.timeout is not None and not reset.expired:
+                self._start_clock(reset)
+            return
+        place = len(step.auto_resets) - 1 + (1 if opened[0] is step else 0)
         for later in itertools.islice(opened, place, None):
             if not later.expired:
                 later.deadline = None  # The reset is before it.
         opened.insert(place, reset)
-        step.auto_resets = {**step.auto_resets, env_id: reset}
         self._run_next_clock()
 
     def expire(self, request: Request) -> None:

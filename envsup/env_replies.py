@@ -135,17 +135,17 @@ class EnvReplies(Supervisor):
             unusual = [row for row, status in enumerate(statuses) if status & _UNUSUAL]
         noted = 0
         for row in unusual:
-            self._note_plain(request, env_ids, statuses, noted, row)
+            if noted < row:
+                self._note_plain(request, env_ids, statuses, noted, row)
             noted, status = row + 1, statuses[row]
             extra = next(extras) if status & EXTRA else None
             self._unusual_step(self._envs[env_ids[row]], request, slots[row], status, extra)
-        self._note_plain(request, env_ids, statuses, noted, len(statuses))
+        if noted < len(statuses):
+            self._note_plain(request, env_ids, statuses, noted, len(statuses))
 
     def _note_plain(self, request: Request, env_ids: Sequence[int], statuses: bytes, start: int, end: int) -> None:
         """Steps from ``start`` to ``end`` are answered, and no more is to be done about that."""
         owner, count = request.owner, end - start
-        if not count:
-            return
         if request.in_order:
             where = slice(env_ids[start], env_ids[start] + count)
             owner.statuses[where] = statuses[start:end]

@@ -180,7 +180,8 @@ def test_handler_that_steps_while_a_round_is_sent(
     sup = make_process(scripted(4, length=100), envs_per_child=group)
     sup.launch()
     rounds(sup, 3)
-    fill, nested = FrameTable.fill, []
+    fill = FrameTable.fill
+    nested: list[Any] = []
 
     def fill_and_step(table: FrameTable, seq: int, actions: Any) -> None:
         fill(table, seq, actions)
