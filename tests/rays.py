@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from pathlib import Path
 from typing import NamedTuple
 
 ACTOR = "ray::EnvActor"
@@ -57,19 +56,19 @@ class RaysOwn(NamedTuple):
     """What of this process and its descendants is Ray's.
 
     Attributes:
-        pids: of Ray's processes, those of actors excepted.
         is_used: whether this process has used Ray.
     """
 
-    pids: frozenset[int]
     is_used: bool
 
     @classmethod
     def now(cls) -> "RaysOwn":
         """As it is now."""
-        if "ray" not in sys.modules:
-            return cls(frozenset(), False)
-        return cls(_pids(), True)
+        return cls("ray" in sys.modules)
+
+    def pids(self) -> frozenset[int]:
+        """Of Ray's processes, those of actors excepted; it reads of every process on the machine."""
+        return _pids() if self.is_used else frozenset()
 
     def has_thread(self, thread: threading.Thread) -> bool:
         """Whether it is Ray's."""
@@ -90,8 +89,10 @@ def _pids() -> frozenset[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                stat = Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()
+                with open(f"/proc/{name}/cmdline", "rb") as file:
+                    command = file.read().replace(b"\0", b" ").decode(errors="replace")
+                with open(f"/proc/{name}/stat") as text:
+                    stat = text.read().rpartition(")")[2].split()
             except OSError:
                 continue
             parents[int(name)] = int(stat[1])

@@ -967,7 +967,7 @@ import os, signal, sys, threading, time
 sys.path.insert(0, {here!r})
 from functools import partial
 from envsup import EnvSupervisor
-from helpers_failures import Obliging
+from failing_worlds import Obliging
 if __name__ == "__main__":
     sup = EnvSupervisor(env_fn=[partial(Obliging, length=50)] * 3, mp_ctx={mp_ctx!r})
     sup.launch()
