@@ -70,6 +70,7 @@ class _Life:
         self._child = weakref.ref(child)
         self._sent: deque[int] = deque()
         self._number = 0
+        self._round: Optional[Round] = None  # Of the newest call.
         self.finalizer = weakref.finalize(child, _abandon, actor, self._sent, session)
         self.finalizer.atexit = False
         self.aside(actor.ping).future().add_done_callback(self._on_begun)
@@ -86,6 +87,9 @@ class _Life:
             self.sent_early.append((frame, waiting))
         if not (self.session.is_usable() if current is None else current.is_usable):
             return  # Whoever waits has been told.
+        if self._round is not None and self._round is not current:
+            self._round.split()  # It may wait for another actor, and what this one returned is read first.
+        self._round = current
         self._number += 1
         self._sent.append(self._number)
         try:
@@ -102,7 +106,8 @@ class _Life:
         """See ``ray_rounds.Caller``."""
         self.replies[number] = result
         now = waiting is None or waiting.arrive()
-        self._ring(now or isinstance(result, BaseException))
+        # The next one may have been told before, and rung in vain.
+        self._ring(now or isinstance(result, BaseException) or number + 1 in self.replies)
 
     def _on_begun(self, future: Any) -> None:
         """Runs in a thread of Ray's."""
@@ -125,7 +130,10 @@ class _Life:
         """What the oldest call returned or raised that has not been taken, None if that is yet to come."""
         if not self._sent or self._sent[0] not in self.replies:
             return None
-        return self.replies.pop(self._sent.popleft())
+        reply = self.replies.pop(self._sent.popleft())
+        if not self._sent:
+            self._round = None
+        return reply
 
     def is_over(self) -> bool:
         """Whether it has ended and all is known of it: what it returned before counts."""

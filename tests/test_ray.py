@@ -20,7 +20,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from helpers_failures import wait_until
-from support import RAY, Make, Maker, abnormal, error_of, scripted, step
+from support import RAY, Make, Maker, abnormal, error_of, in_thread, scripted, step, wait_until_waiting
 from worlds import Importer
 
 from envsup import EnvSupervisor
@@ -30,7 +30,7 @@ from envsup.ray_child import ChildRay, _Life, reason_of
 from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
 from envsup.ray_worker import EnvActor, RelayedMeters, tell
 from envsup.spec import WorkerSpec, pack_spec
-from envsup.testing import ScriptedEnv
+from envsup.testing import Gate, ScriptedEnv
 from envsup.worker import Hosted
 
 ray = pytest.importorskip("ray")
@@ -265,6 +265,20 @@ def test_environments_of_one_actor_share_a_call_a_round(make_ray: Make, monkeypa
     sup.step([1.0] * 4, block=False)  # Each is answered as soon as it is done.
     assert len(calls) == 8
     assert sorted((payload.proc_id, payload.err) for payload in sup.recv_many(4)) == [(i, None) for i in range(4)]
+
+
+def test_actor_answers_while_the_round_waits_for_another_one(make_ray: Make) -> None:
+    """What it returned, and whatever it was asked later, was held back until the other had answered."""
+    with Gate() as gate:
+        sup = make_ray([partial(ScriptedEnv, length=50), partial(ScriptedEnv, length=50, gate=gate)])
+        sup.launch()
+        with in_thread(lambda: sup.step_arrays([1, "hang"])) as outcome:
+            gate.wait_until_reached()
+            wait_until_waiting(sup)
+            assert sup.get_child_attr(0, "length") == 50
+            assert step(sup, {0: 9})[0].obs.tolist()[2:] == [2, 9]
+            gate.release()
+        assert outcome[0].obs[:, 2].tolist() == [1, 1]
 
 
 def test_figures_are_those_of_the_actor(make_ray: Make) -> None:
