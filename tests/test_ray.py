@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -352,6 +353,32 @@ def test_actor_that_its_environment_ends_while_it_is_built_is_lost(monkeypatch: 
         child.receive()
     assert child._current is None
     listener.on_lost.assert_called_once()
+
+
+def test_steps_that_are_tried_again_go_to_the_actor_one_by_one() -> None:
+    # The answer to one was lost when the next one ended the actor, and cost its environment the episode too.
+    actor, returns = Mock(), [Future[Any]() for _ in range(5)]
+    actor.handle.remote.side_effect = [Mock(future=Mock(return_value=future)) for future in returns]
+    child = ChildRay([Hosted(0, ScriptedEnv)], Mock())
+    life = _Life(child, actor, Mock())
+
+    def sent() -> list[bytes]:
+        return [call.args[0] for call in actor.handle.remote.call_args_list]
+
+    life.send(b"replay")
+    life.send_one_by_one()
+    life.send(b"step")
+    life.send(b"kill")
+    for number, frames in enumerate(([b"replay"], [b"replay", b"step"])):
+        life.send_held()
+        assert sent() == frames, "it has not answered yet"
+        returns[number].set_result(number)
+        assert life.take() == number
+        life.send(f"after {number}".encode())  # As what has been read leads to.
+        life.send_held()
+    life.leave()
+    assert sent() == [b"replay", b"step", b"kill", b"after 0", b"after 1"]
+    life.finalizer.detach()
 
 
 def test_error_of_a_lost_actor_says_where_it_was(make_ray: Make) -> None:
