@@ -450,9 +450,12 @@ def test_actor_leaves_whatever_python_has_to_do_at_its_end(monkeypatch: pytest.M
     monkeypatch.setattr("envsup.ray_worker.LINGER", 0.0)
     monkeypatch.setattr(ray.actor, "exit_actor", lambda: None)
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    monkeypatch.setattr("envsup.ray_worker.gc", collector := Mock())
     actor = EnvActor(pack_spec(WorkerSpec([Hosted(0, ScriptedEnv)], None, 1))[0][8:], [])
     actor.leave(True)
     assert ended.wait(20)
+    # On a busy machine the collector alone kept the process for 20 s.
+    collector.freeze.assert_called_once()
 
 
 # -- the head --
