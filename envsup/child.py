@@ -325,6 +325,10 @@ class Child(ABC):
             self.open.append(request)
         self._post(packed)
 
+    def try_steps_again(self, request: Request, packed: Any, now: float) -> None:
+        """Send steps that were lost with a worker, and may end this one: what it answers before has to arrive."""
+        self.send_steps(request, packed, now)
+
     def rebuild(self, proc_id: int) -> None:
         """Make one object anew in the running worker."""
         request = Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout)

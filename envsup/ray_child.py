@@ -70,6 +70,9 @@ class _Life:
         self._child = weakref.ref(child)
         self._sent: deque[int] = deque()
         self._number = 0
+        self._round: Optional[Round] = None  # Of the newest call.
+        self._one_by_one = False
+        self._held: deque[tuple[bytes, Optional[Waiting]]] = deque()
         self.finalizer = weakref.finalize(child, _abandon, actor, self._sent, session)
         self.finalizer.atexit = False
         self.aside(actor.ping).future().add_done_callback(self._on_begun)
@@ -84,8 +87,28 @@ class _Life:
         """Call the actor; ``current``: the round that waits for what this returns, None if it has a wait of its own."""
         if self.place is None:
             self.sent_early.append((frame, waiting))
-        if not (self.session.is_usable() if current is None else current.is_usable):
-            return  # Whoever waits has been told.
+        if self._one_by_one and (self._sent or self._held):
+            self._held.append((frame, waiting))
+        elif self.session.is_usable() if current is None else current.is_usable:  # Else whoever waits has been told.
+            self._call(frame, waiting, current)
+
+    def send_one_by_one(self) -> None:
+        """Until all is answered, call it only when it has answered: of what it has done before it dies all is known."""
+        self._one_by_one = True
+
+    def send_held(self, all_at_once: bool = False) -> None:
+        """It has answered: send what has waited for that."""
+        while self._held and (all_at_once or not self._sent):
+            frame, waiting = self._held.popleft()
+            if self.session.is_usable():
+                self._call(frame, waiting, None)
+        if not self._sent:
+            self._one_by_one = False
+
+    def _call(self, frame: bytes, waiting: Optional[Waiting], current: Optional[Round]) -> None:
+        if self._round is not None and self._round is not current:
+            self._round.split()  # It may wait for another actor, and what this one returned is read first.
+        self._round = current
         self._number += 1
         self._sent.append(self._number)
         try:
@@ -102,7 +125,8 @@ class _Life:
         """See ``ray_rounds.Caller``."""
         self.replies[number] = result
         now = waiting is None or waiting.arrive()
-        self._ring(now or isinstance(result, BaseException))
+        # The next one may have been told before, and rung in vain.
+        self._ring(now or isinstance(result, BaseException) or number + 1 in self.replies)
 
     def _on_begun(self, future: Any) -> None:
         """Runs in a thread of Ray's."""
@@ -125,13 +149,17 @@ class _Life:
         """What the oldest call returned or raised that has not been taken, None if that is yet to come."""
         if not self._sent or self._sent[0] not in self.replies:
             return None
-        return self.replies.pop(self._sent.popleft())
+        reply = self.replies.pop(self._sent.popleft())
+        if not self._sent:
+            self._round = None
+        return reply
 
     def is_over(self) -> bool:
         """Whether it has ended and all is known of it: what it returned before counts."""
         return self.fate is not None and not self._sent
 
     def leave(self) -> None:
+        self.send_held(all_at_once=True)
         self.actor.leave.remote().future().add_done_callback(lambda _: self.over.set())
 
 
@@ -258,6 +286,11 @@ class ChildRay(ChildProcess):
             for frame in packed.frames:
                 life.send(frame, packed.waiting, current)
 
+    def try_steps_again(self, request: Request, packed: Any, now: float) -> None:
+        if self._current is not None:
+            self._current.send_one_by_one()
+        self.send_steps(request, packed, now)
+
     def receive(self) -> None:
         life = self._current
         while life is not None and life is self._current:
@@ -268,6 +301,8 @@ class ChildRay(ChildProcess):
                 return
             if not isinstance(reply, BaseException):
                 self._take_reply(life, reply)
+                if life is self._current:
+                    life.send_held()
             elif self._may_be_placed_anew(life) and is_of_node(reply):
                 self._place_anew(life)
             else:

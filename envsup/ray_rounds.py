@@ -31,6 +31,7 @@ class Round:
         waiting: the blocking call.
         is_usable: whether there was a Ray when it began: asking that for each call costs a tenth of the call.
         is_over: whether the thread is done with it.
+        calls: (caller, number, reference) of those that are waited for all at once.
     """
 
     def __init__(self, waiting: Waiting, start: Callable[["Round"], None], is_usable: bool) -> None:
@@ -39,10 +40,22 @@ class Round:
         self.is_over = False
         self.calls: list[tuple[Caller, int, Any]] = []
         self._start: Optional[Callable[[Round], None]] = start
+        self._lock = threading.Lock()
 
     def add(self, caller: Caller, number: int, ref: Any) -> None:
         """Wait for one more call."""
         self.calls.append((caller, number, ref))
+
+    def take(self) -> list[tuple[Caller, int, Any]]:
+        """The calls, which whoever takes them is to tell of; any thread may, and only one gets them."""
+        with self._lock:
+            calls, self.calls = self.calls, []
+        return calls
+
+    def split(self) -> None:
+        """Wait for each call by itself: somebody needs the return of one, whatever the others are at."""
+        for caller, number, ref in self.take():
+            tell_when_done(caller, number, self.waiting, ref)
 
     def start(self) -> None:
         """All calls are there; may be called several times."""
@@ -109,22 +122,22 @@ def _serve(rounds: "SimpleQueue[Optional[Round]]", is_usable: Callable[[], bool]
 
 
 def _await(current: Round, is_usable: Callable[[], bool]) -> None:
-    calls, waiting = current.calls, current.waiting
-    current.calls = []
     try:
-        results = _results([ref for _, _, ref in calls], is_usable)
+        results = _results(current, is_usable)
     except Exception:
-        for caller, number, ref in calls if is_usable() else ():  # One has failed: each for itself.
-            tell_when_done(caller, number, waiting, ref)
+        if is_usable():
+            current.split()  # One has failed.
         return
+    calls = current.take()
     current.is_over = True  # Before the last is told, and the next round begins.
     for (caller, number, _), result in zip(calls, results):
-        caller.on_return(number, waiting, result)
+        caller.on_return(number, current.waiting, result)
 
 
-def _results(refs: list[Any], is_usable: Callable[[], bool]) -> list[Any]:
+def _results(current: Round, is_usable: Callable[[], bool]) -> list[Any]:
+    """What all calls have returned; nothing if there is no Ray any more, or somebody has split the round."""
     ray = import_ray()
-    while is_usable():
+    while (refs := [ref for _, _, ref in current.calls]) and is_usable():
         try:
             results: list[Any] = ray.get(refs, timeout=_PERIOD)
             return results

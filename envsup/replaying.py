@@ -207,7 +207,7 @@ class ReplayingSupervisor(RecyclingSupervisor):
             form = env.child.form_of(request.proc_ids, request.slots, (NO_RESET,), True)
             request.seq = self.next_number()
             packed = env.child.pack_steps(request, form, request.actions)
-            env.child.send_steps(request, packed, self.clock())
+            env.child.try_steps_again(request, packed, self.clock())
         self._send_waiting_steps(env)
 
     def _request_failed(self, env: EnvRecord, request: Request, error: Exception, failure: Failure) -> None:

@@ -25,8 +25,8 @@ import envsup.timestep  # noqa: F401  (it imports torch, whose descriptors and t
 GRACE = 5.0
 """Seconds for what ends on its own after a test, such as the workers of a parent that was killed."""
 
-RAYS_GRACE = 20.0
-"""The same where there are actors, which Ray ends in its own time."""
+RAYS_GRACE = 60.0
+"""The same where there are actors: the end of one takes Ray and Python as much time as the machine has left for it."""
 
 try:
     from gymnasium.vector import AutoresetMode as AutoresetMode

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 from helpers_failures import wait_until
-from support import RAY, Make, Maker, abnormal, error_of, scripted, step
+from support import RAY, Make, Maker, abnormal, error_of, in_thread, scripted, step, wait_until_waiting
 from worlds import Importer
 
 from envsup import EnvSupervisor
@@ -30,7 +31,7 @@ from envsup.ray_child import ChildRay, _Life, reason_of
 from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
 from envsup.ray_worker import EnvActor, RelayedMeters, tell
 from envsup.spec import WorkerSpec, pack_spec
-from envsup.testing import ScriptedEnv
+from envsup.testing import Gate, ScriptedEnv
 from envsup.worker import Hosted
 
 ray = pytest.importorskip("ray")
@@ -267,6 +268,20 @@ def test_environments_of_one_actor_share_a_call_a_round(make_ray: Make, monkeypa
     assert sorted((payload.proc_id, payload.err) for payload in sup.recv_many(4)) == [(i, None) for i in range(4)]
 
 
+def test_actor_answers_while_the_round_waits_for_another_one(make_ray: Make) -> None:
+    """What it returned, and whatever it was asked later, was held back until the other had answered."""
+    with Gate() as gate:
+        sup = make_ray([partial(ScriptedEnv, length=50), partial(ScriptedEnv, length=50, gate=gate)])
+        sup.launch()
+        with in_thread(lambda: sup.step_arrays([1, "hang"])) as outcome:
+            gate.wait_until_reached()
+            wait_until_waiting(sup)
+            assert sup.get_child_attr(0, "length") == 50
+            assert step(sup, {0: 9})[0].obs.tolist()[2:] == [2, 9]
+            gate.release()
+        assert outcome[0].obs[:, 2].tolist() == [1, 1]
+
+
 def test_figures_are_those_of_the_actor(make_ray: Make) -> None:
     sup = make_ray(scripted(2, length=2), envs_per_child=2)
     sup.launch()
@@ -340,6 +355,32 @@ def test_actor_that_its_environment_ends_while_it_is_built_is_lost(monkeypatch: 
     listener.on_lost.assert_called_once()
 
 
+def test_steps_that_are_tried_again_go_to_the_actor_one_by_one() -> None:
+    # The answer to one was lost when the next one ended the actor, and cost its environment the episode too.
+    actor, returns = Mock(), [Future[Any]() for _ in range(5)]
+    actor.handle.remote.side_effect = [Mock(future=Mock(return_value=future)) for future in returns]
+    child = ChildRay([Hosted(0, ScriptedEnv)], Mock())
+    life = _Life(child, actor, Mock())
+
+    def sent() -> list[bytes]:
+        return [call.args[0] for call in actor.handle.remote.call_args_list]
+
+    life.send(b"replay")
+    life.send_one_by_one()
+    life.send(b"step")
+    life.send(b"kill")
+    for number, frames in enumerate(([b"replay"], [b"replay", b"step"])):
+        life.send_held()
+        assert sent() == frames, "it has not answered yet"
+        returns[number].set_result(number)
+        assert life.take() == number
+        life.send(f"after {number}".encode())  # As what has been read leads to.
+        life.send_held()
+    life.leave()
+    assert sent() == [b"replay", b"step", b"kill", b"after 0", b"after 1"]
+    life.finalizer.detach()
+
+
 def test_error_of_a_lost_actor_says_where_it_was(make_ray: Make) -> None:
     sup = make_ray(scripted(2))
     sup.launch()
@@ -409,9 +450,12 @@ def test_actor_leaves_whatever_python_has_to_do_at_its_end(monkeypatch: pytest.M
     monkeypatch.setattr("envsup.ray_worker.LINGER", 0.0)
     monkeypatch.setattr(ray.actor, "exit_actor", lambda: None)
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
+    monkeypatch.setattr("envsup.ray_worker.gc", collector := Mock())
     actor = EnvActor(pack_spec(WorkerSpec([Hosted(0, ScriptedEnv)], None, 1))[0][8:], [])
     actor.leave(True)
     assert ended.wait(20)
+    # On a busy machine the collector alone kept the process for 20 s.
+    collector.freeze.assert_called_once()
 
 
 # -- the head --

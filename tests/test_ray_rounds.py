@@ -122,6 +122,23 @@ def test_round_that_was_dropped_before_it_began_is_in_nobodys_way(fake_ray: Fake
     waiter.close()
 
 
+def test_round_that_is_split_tells_what_is_there(fake_ray: FakeRay) -> None:
+    """A call to one of its actors waited for all others of the round, for ever if one of them hung."""
+    waiter, told = RoundWaiter(lambda: True), Told()
+    begun(waiter, told, {0: "a", 1: "b"})
+    assert fake_ray.asked.acquire(timeout=30)
+    current = waiter._round
+    assert current is not None
+    current.split()
+    assert told.all_told.wait(30)
+    told.results.clear()
+    current.split()
+    waiter.close()
+    assert waiter._thread is not None
+    assert not waiter._thread.is_alive()
+    assert told.results == {}, "each is told once"
+
+
 def test_wait_for_a_round_ends_with_the_ray(fake_ray: FakeRay) -> None:
     """``ray.shutdown`` of the user waited for the thread that waited for an actor."""
     usable = threading.Event()
