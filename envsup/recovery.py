@@ -201,9 +201,10 @@ class RecoveringSupervisor(EnvRequests):
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
-        if requests and requests[0].method != BUILD_METHOD:
-            for later in requests[1:]:
-                later.too_late = True  # The worker had not come to it: whatever ended it was none of its doing.
+        # What a worker had not come to is not to blame for its end; but the reset after a build is the try that failed.
+        had_begun = bool(requests) and requests[0].method != BUILD_METHOD
+        for later in requests[1:]:
+            later.too_late = had_begun
         for request in requests:
             if request.method != BUILD_METHOD:
                 for env_id in request.proc_ids[request.answered :]:

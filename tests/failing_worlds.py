@@ -74,10 +74,15 @@ class Obliging(ScriptedEnv):
 
     def fork(self, leave_group: bool) -> int:
         """Fork a child that inherits every descriptor and lives on; returns its process id."""
+        has_begun, begins = os.pipe()
         pid = os.fork()
         if pid == 0:
             if leave_group:
                 os.setsid()
+            os.write(begins, b"!")
             while True:
                 signal.pause()
+        os.read(has_begun, 1)
+        os.close(has_begun)
+        os.close(begins)
         return pid

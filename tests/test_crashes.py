@@ -55,6 +55,7 @@ from envsup import ChildType, EnvState, EnvSupervisor, SendPayload, Supervisor
 from envsup.errors import RemoteTraceback, SupervisorClosed, WorkerDied
 from envsup.inbox import Inbox
 from envsup.payload import RecvPayload
+from envsup.process import ChildProcess
 from envsup.testing import Gate, ScriptedError
 
 HERE = Path(__file__).parent
@@ -133,6 +134,26 @@ def test_crash_in_the_constructor(kind: Kind, how: str, tmp_path: Path) -> None:
         assert sup.closed
         assert counter.stat().st_size == 2, "it is built once for each try"
         sup.close()
+
+
+@pytest.mark.parametrize("how", ["kill", "exit"])
+def test_crash_in_the_constructor_before_a_reset_is_sent(
+    make_fork: Make, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that had died before the reset was sent to it was built once more than max_try allows."""
+    start = ChildProcess.start
+
+    def start_and_wait(child: ChildProcess, why: Optional[BaseException] = None) -> None:
+        start(child, why)
+        if child.proc_ids == (1,):
+            wait_until(child.ended)
+
+    monkeypatch.setattr(ChildProcess, "start", start_and_wait)
+    counter = tmp_path / "built"
+    sup = make_fork([Obliging, InWorker(on_build=how, counter=counter)], max_try=2)
+    with pytest.raises(RuntimeError, match=r"environment 1 .* max_try \(2\)"):
+        sup.launch()
+    assert counter.stat().st_size == 2
 
 
 @pytest.mark.parametrize("retry_type", ["reset", "renew"])
