@@ -29,6 +29,7 @@ from test_timeouts import advance_when_stuck, gates
 from worlds import Player
 
 from envsup import EnvState, EnvSupervisor
+from envsup.child import Child
 from envsup.errors import WorkerDied
 from envsup.testing import Box, Gate, ScriptedEnv, ScriptedError, UnrebuildableError
 
@@ -329,9 +330,15 @@ def hang_for(seconds: float, sup: EnvSupervisor, clock: Clock, gate: Gate) -> No
     clock.advance(seconds)
 
 
+def _owes(child: Child, requests: int) -> bool:
+    return len(child.open) == requests
+
+
 def let_two_take(seconds: float, sup: EnvSupervisor, clock: Clock, gate: Gate) -> None:
     """Two that hang at the gate, one after the other, are let go after so long."""
-    for _ in range(2):
+    child = sup._children[0]
+    for owed in (2, 1):
+        wait_until(partial(_owes, child, owed))  # Over Ray the reply to the first may come after the second hangs.
         hang_for(seconds, sup, clock, gate)
         gate.release()
 
