@@ -98,6 +98,16 @@ class Arena:
         block[slot, env_id] = action
         return True
 
+    def store_actions(self, slot: int, env_ids: Sequence[int], actions: Array) -> bool:
+        """Store an action for each of these environments, the rows of an array, if they are what the space declares."""
+        block, leaf = self.action, self._shape.action
+        if block is None or leaf is None or slot < 0:
+            return False
+        if actions.dtype != leaf.dtype or actions.shape != (len(env_ids), *leaf.shape):
+            return False
+        block[slot, env_ids] = actions
+        return True
+
     def get_action(self, slot: int, env_id: int) -> Array:
         """A copy of a stored action: the environment may keep it."""
         return np.array(self.action[slot, env_id])  # type: ignore[index]

@@ -184,7 +184,7 @@ class Child(ABC):
     def table_of(cls, forms: Sequence[Any], kind: int) -> Optional[FrameTable]:
         """What packs the steps of several workers of this kind all at once, None if that cannot be had.
 
-        ``kind``: that of all actions, which are ints.
+        ``kind``: that of all actions, which are ints or in the arena.
         """
         return None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
 
@@ -134,7 +134,7 @@ class FrameTable:
 
     Arguments:
         forms: of the requests.
-        kind: that of all actions, which are ints.
+        kind: that of all actions, which are ints or in the arena.
 
     Attributes:
         frames: the requests, as views of that memory.
@@ -149,13 +149,16 @@ class FrameTable:
         whole = memoryview(memory)
         self.frames = [whole[start : start + size] for start in range(0, len(memory), size)]
 
-    def fill(self, seq: int, actions: Iterable[int]) -> None:
+    def fill(self, seq: int, actions: Optional[Iterable[int]]) -> None:
         """Have all requests of the round be of this number, with these actions for all steps one after the other.
+
+        None for those in the arena.
 
         Raises:
             struct.error: for an int of more than 64 bits.
         """
-        if type(actions) is not np.ndarray:
-            actions = np.frombuffer(int_actions(self._actions.size).pack(*actions), np.int64)
-        self._actions[...] = actions.reshape(self._actions.shape)
+        if actions is not None:
+            if type(actions) is not np.ndarray:
+                actions = np.frombuffer(int_actions(self._actions.size).pack(*actions), np.int64)
+            self._actions[...] = actions.reshape(self._actions.shape)
         self._numbers.fill(seq)

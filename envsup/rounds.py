@@ -7,7 +7,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import INT, INT64
+from envsup.arena import ARRAY, INT, INT64
 from envsup.child import Child
 from envsup.frames import FrameTable, plain_reply
 from envsup.payload import SendPayload
@@ -232,10 +232,15 @@ class RoundPlan:
     def pack(self, seq: int, requests: Sequence[Request], actions: Sequence[Any]) -> Iterable[Any]:
         """The steps of each batch, ready for sending; what cannot be sent raises here."""
         kind = _kind_of(actions)
+        if kind is None and type(actions) is np.ndarray:
+            if self._store(actions):
+                kind = ARRAY
+            else:
+                actions = list(actions)
         table = None if kind is None else self._table(kind)
         if table is not None:
             try:
-                table.fill(seq, actions)
+                table.fill(seq, None if kind == ARRAY else actions)
                 return table.frames
             except struct.error:
                 pass  # An int of more than 64 bits.
@@ -244,6 +249,13 @@ class RoundPlan:
             for batch, request in zip(self.batches, requests)
         )
         return list(packed) if kind is None else packed  # Numbers can always be sent: the first may be on its way.
+
+    def _store(self, actions: Any) -> bool:
+        """Put the actions, rows of an array, where the workers find them, if that can be done for all at once."""
+        arena = self.batches[0].child.arena if self.batches else None
+        if arena is None or self.place is None or self._table(ARRAY) is None:
+            return False
+        return arena.store_actions(self.place[0], self.env_ids, actions)
 
     def _table(self, kind: int) -> Optional[FrameTable]:
         if self.place is None or not self._in_order:
@@ -267,9 +279,9 @@ class RoundPlan:
 
 
 def _kind_of(actions: Sequence[Any]) -> Optional[int]:
-    """The kind of actions that are all ints, None if they are not; an array is one of int64."""
+    """The kind of actions that are all ints, None if they are not."""
     if type(actions) is np.ndarray:
-        return INT64
+        return INT64 if actions.ndim == 1 else None
     kinds = set(map(type, actions))
     return _NUMBER_KINDS.get(kinds.pop()) if len(kinds) == 1 else None
 

@@ -328,8 +328,8 @@ def _count(actions: Any, allowed: str) -> int:
 
 
 def _as_sequence(actions: Any) -> Sequence[Any]:
-    """One action after the other; an array of int64 is as good as a list."""
-    if type(actions) is np.ndarray and actions.dtype == np.int64 and actions.ndim == 1:
-        numbers: Sequence[Any] = actions  # type: ignore[assignment]
-        return numbers
+    """One action after the other; an array of int64, or one whose rows are actions, is as good as a list."""
+    if type(actions) is np.ndarray and (actions.ndim > 1 or (actions.dtype == np.int64 and actions.ndim == 1)):
+        rows: Sequence[Any] = actions  # type: ignore[assignment]
+        return rows
     return list(actions)

@@ -194,3 +194,35 @@ def test_handler_that_steps_while_a_round_is_sent(
     assert nested == [77] * 4
     rounds(sup, 3, first=4)
     assert sup.stats()[0].restarts == 0
+
+
+class _Pusher(ScriptedEnv):
+    """Observes the array that it was sent, and scribbles on it afterwards."""
+
+    observation_space = Box((2, 2), np.float32)
+    action_space = Box((2, 2), np.float32)
+
+    def reset(self, do: str = "ok", **kwargs: Any) -> Any:
+        return np.zeros((2, 2), np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
+        seen = np.array(action, np.float32)
+        action[...] = -1
+        return seen, 1.0, False, {"dtype": str(action.dtype)}
+
+
+@pytest.mark.parametrize("copy_on_get", [True, False])
+def test_rows_of_an_array_as_actions(make_local: Make, group: int, copy_on_get: bool) -> None:
+    sup = make_local([_Pusher] * 4, envs_per_child=group, copy_on_get=copy_on_get)
+    sup.launch()
+    table = np.arange(64, dtype=np.float32).reshape(4, 4, 4)
+    rows: list[Any] = [table[:, :2, :2], table[:, 1:3, ::2], table[::-1, 2:, 2:], np.asfortranarray(table[:, :2, :2])]
+    for actions in [*rows, *(row.astype(np.float64) for row in rows), *rows]:
+        before = actions.copy()
+        for ids in ([0, 1, 2, 3], [2, 0, 3, 1], [3, 1], [2]):
+            arrays = sup.step_arrays(actions[ids], ids)
+            assert np.array_equal(arrays.obs, actions[ids])
+            assert {info["dtype"] for info in arrays.infos} == {str(actions.dtype)}
+        timesteps = step(sup, actions)
+        assert all(np.array_equal(t.obs, action) for t, action in zip(timesteps, actions, strict=True))
+        assert np.array_equal(actions, before)
