@@ -275,6 +275,8 @@ def start_worker(method: str, spec: WorkerSpec, life_pipe: LifePipe, evidence: E
 
 
 def _fork(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> None:
+    import numpy.random  # noqa: F401  Every worker seeds it, and would have to load it on its own.
+
     process = multiprocessing.get_context("fork").Process(target=run_forked, args=(spec, worker_fds))
     _flush_output()
     # The worker is deaf to signals until it has handlers of its own: those of this process are not to run there.
