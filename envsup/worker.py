@@ -397,7 +397,9 @@ class PipeServer:
         self._form = request[NUMBER.size : self._form_end]
         self._steps, self._only_kind = _steps_of(request[HEADER_SIZE : self._form_end], count)
         self._is_eager = bool(flags & EAGER)
-        self._numbers_of = step_numbers(count).unpack_from
+        # An array of more than one is made all at once, see ``_actions``.
+        is_array = self._only_kind == INT64 and count > 1
+        self._numbers_of = (NUMBER if is_array else step_numbers(count)).unpack_from
 
     def _step(self, seq: int, numbers: Sequence[int], request: bytes) -> None:
         step = self._host.step
@@ -438,7 +440,9 @@ class PipeServer:
 
     def _actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
         if self._only_kind == INT64:
-            return map(np.int64, numbers)
+            if numbers:
+                return map(np.int64, numbers)
+            return iter(np.frombuffer(request, np.int64, len(self._steps), self._form_end))
         return self._mixed_actions(numbers, request)
 
     def _mixed_actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
