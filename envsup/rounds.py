@@ -112,7 +112,7 @@ class Batch:
         request = route.request
         if request is not None and request.is_spare:
             request.is_spare = False
-            request.answered, request.deadline, request.sent_at = 0, None, 0.0
+            request.answered, request.sent_at, request.deadline, request.borrowed = 0, 0.0, None, None
             request.owner, request.payload = owner, payload
             return request
         request = route.request = Request(
