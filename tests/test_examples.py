@@ -73,7 +73,7 @@ def test_crash_and_renew(tmp_path: Path) -> None:
 
 
 def test_abnormal_steps(tmp_path: Path) -> None:
-    output = run("abnormal_steps.py", tmp_path, "--steps", "6000", "--num-envs", "4", "--crash-rate", "0.02")
+    output = run("abnormal_steps.py", tmp_path, "--steps", "4800", "--num-envs", "4", "--crash-rate", "0.02")
     learned = re.findall(r"^(\w+) +(\d+) failed steps, value learned: ([\d.]+)$", output, re.M)
     values = {way: float(value) for way, failed, value in learned if int(failed) > 50}
     assert values["terminal"] < 9.5
