@@ -12,7 +12,7 @@ from support import Make, abnormal, observation_of, scripted, step
 from worlds import Mirror, Player
 
 from envsup import EnvSupervisor
-from envsup.frames import FrameTable
+from envsup.rounds import RoundPlan
 from envsup.testing import Box, ScriptedEnv
 
 ENDS: list[dict[str, Any]] = [
@@ -180,16 +180,17 @@ def test_handler_that_steps_while_a_round_is_sent(
     sup = make_process(scripted(4, length=100), envs_per_child=group)
     sup.launch()
     rounds(sup, 3)
-    fill = FrameTable.fill
+    pack = RoundPlan.pack
     nested: list[Any] = []
 
-    def fill_and_step(table: FrameTable, seq: int, actions: Any) -> None:
-        fill(table, seq, actions)
+    def pack_and_step(plan: RoundPlan, *args: Any) -> Any:
+        packed = pack(plan, *args)
         if not nested:
             nested.append(True)
             nested[:] = [float(t.obs[3]) for t in step(sup, dict.fromkeys(range(4), 77))]
+        return packed
 
-    monkeypatch.setattr(FrameTable, "fill", fill_and_step)
+    monkeypatch.setattr(RoundPlan, "pack", pack_and_step)
     rounds(sup, 1, first=3)
     assert nested == [77] * 4
     rounds(sup, 3, first=4)
