@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from operator import and_, or_
 from typing import Any, Iterable, Optional
 
@@ -80,9 +81,10 @@ class Slots:
         return held
 
     def place_for_all(self, steps: int, resets: bool) -> Optional[tuple[int, int]]:
-        """What ``take_for_step`` would give for each of so many environments, None if it would not be the same for all.
+        """Slots as ``take_for_step`` gives them, the same for each of so many environments, None if there are none.
 
-        Nothing is in flight, and nothing is taken yet.
+        Nothing is in flight, and nothing is taken yet.  Environments that once take the same slots in turn go on so,
+        whenever their episodes end: all of a round can then be read as one block.
         """
         if self.arena is None:
             return -1, -1 if resets else NO_RESET
@@ -91,12 +93,11 @@ class Slots:
         if steps < len(self.held):
             return None
         self.held[:] = bytes(map(and_, self.held, map(or_, self.newest, self.unread)))
-        blocked = self.held[0]
-        if self.held.count(blocked) < len(self.held) or _STEP_SLOTS[blocked] < 0:
+        blocked = reduce(or_, set(self.held))
+        slot, reset_slot = _STEP_SLOTS[blocked], _VIEW_RESET_SLOTS[blocked]
+        if slot < 0 or (resets and reset_slot < 0):
             return None
-        slot = _STEP_SLOTS[blocked]
-        reset_slot = _VIEW_RESET_SLOTS[blocked | 1 << slot] if resets else NO_RESET
-        return slot, reset_slot if reset_slot >= 0 else NO_RESET
+        return slot, reset_slot if resets else NO_RESET
 
     def take_for_reset(self, env: EnvRecord, by_caller: bool) -> int:
         """A slot that the observation of a reset may fill, -1 for none; ``by_caller``: not an automatic reset."""

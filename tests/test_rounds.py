@@ -227,3 +227,15 @@ def test_rows_of_an_array_as_actions(make_local: Make, group: int, copy_on_get: 
         timesteps = step(sup, actions)
         assert all(np.array_equal(t.obs, action) for t, action in zip(timesteps, actions, strict=True))
         assert np.array_equal(actions, before)
+
+
+def test_views_of_a_round_are_one_block_whenever_episodes_end(make_fork: Make, group: int) -> None:
+    """After the first end of an episode the environments took their slots out of turn, and each round was slow."""
+    sup = make_fork([partial(ScriptedEnv, length=2 + i) for i in range(4)], copy_on_get=False, envs_per_child=group)
+    sup.launch()
+    step(sup, [0] * 4)
+    for k in range(30):
+        timesteps = step(sup, [k + i for i in range(4)])
+        assert [float(t.obs[3]) for t in timesteps] == [k + i for i in range(4)]
+        assert sup._plan is not None
+        assert sup._plan.place is not None
