@@ -38,6 +38,9 @@ class Listener(Protocol):
     def _check_running(self) -> None:
         """Raise ``SupervisorClosed`` if no worker may be started any more."""
 
+    def _suspect(self, child: "Child") -> None:
+        """An interrupt came while something was sent to the worker: it may not have it, or not all of it."""
+
     def next_number(self) -> int:
         """A number for a request, larger than any before."""
 
@@ -313,8 +316,12 @@ class Child(ABC):
         req_id = payload.req_id if callback is not None else None
         method = str(getattr(payload.method, "value", payload.method))
         packed = self.pack(Call(local, request.slots[0], method, tuple(payload.args), payload.kwargs, req_id))
-        self._enter(request)
-        self._post_call(request, packed)
+        try:
+            self._enter(request)
+            self._post_call(request, packed)
+        except BaseException:
+            self._on_cut_short(request)
+            raise
 
     def send_steps(self, request: Request, packed: Any, now: float) -> None:
         """Send what ``pack_steps`` made; ``now`` is what the clock says."""
@@ -332,8 +339,17 @@ class Child(ABC):
     def rebuild(self, proc_id: int) -> None:
         """Make one object anew in the running worker."""
         request = Request(BUILD_METHOD, (proc_id,), timeout=self.launch_timeout)
-        self._enter(request)
-        self._post_build(request, self._locals[proc_id])
+        try:
+            self._enter(request)
+            self._post_build(request, self._locals[proc_id])
+        except BaseException:
+            self._on_cut_short(request)
+            raise
+
+    def _on_cut_short(self, request: Request) -> None:
+        """An interrupt came while a request was sent: if it counts as sent, the worker may wait for the rest of it."""
+        if request in self.open:
+            self.listener._suspect(self)
 
     def _enter(self, request: Request) -> None:
         if not request.seq:

@@ -203,10 +203,10 @@ class EnvRequests(EnvReplies):
             env.new_seed = False
             self._send_seed(env, SILENT)
         slot = self._slots.take_for_reset(env, by_caller)
-        request = Request("reset", (env_id,), (slot,), payload, owner, self._reset_timeout)
-        request.too_late = child.ended()
-        request.sent = self._begin_episode(env)
         try:
+            request = Request("reset", (env_id,), (slot,), payload, owner, self._reset_timeout)
+            request.too_late = child.ended()
+            request.sent = self._begin_episode(env)
             child.send_call(request, request.sent or payload or self._plain_reset(env))
         except BaseException:
             self._slots.free(env, slot)

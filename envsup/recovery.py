@@ -202,7 +202,7 @@ class RecoveringSupervisor(EnvRequests):
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:
         self._deaths.update(dict.fromkeys(child.proc_ids, error))
         # What a worker had not come to is not to blame for its end; but the reset after a build is the try that failed.
-        had_begun = bool(requests) and requests[0].method != BUILD_METHOD
+        had_begun = bool(requests) and (requests[0].too_late or requests[0].method != BUILD_METHOD)
         for later in requests[1:]:
             later.too_late = had_begun
         for request in requests:
@@ -228,6 +228,7 @@ class RecoveringSupervisor(EnvRequests):
         super()._end_suspect(child)
         for env_id in child.proc_ids:
             env = self._envs[env_id]
+            self._slots.reclaim(env, self._rounds)
             if not env.recovering or env.recovery.retry is not None:
                 continue
             if not child.alive:

@@ -13,6 +13,7 @@ from envsup.env_record import EnvRecord
 from envsup.frames import NO_RESET
 from envsup.round_reader import RoundReader, RoundSource
 from envsup.spaces import ABSENT, Partial, restore
+from envsup.waiting import Waiting
 
 COPY_SLOTS, VIEW_SLOTS = 2, 4
 
@@ -127,12 +128,19 @@ class Slots:
         if slot >= 0:
             self.unread[env.env_id] &= ~(1 << slot)
 
-    def reclaim(self, env: EnvRecord) -> None:
-        """Free the slots that no request in flight refers to: whoever was to read them was interrupted."""
+    def reclaim(self, env: EnvRecord, calls: Iterable[Waiting]) -> None:
+        """Free the slots that no request in flight refers to, and no reply that one of these calls is to read.
+
+        Whoever was to read them was interrupted.
+        """
         self.busy[env.env_id] = 0
         for request in env.child.open:
             for env_id, slot in list(zip(request.proc_ids, request.slots))[request.answered :]:
                 if env_id == env.env_id:
+                    self.mark(env, slot)
+        for call in calls:
+            for env_id, slot in zip(call.env_ids, call.slots):
+                if env_id == env.env_id and call.has_reply(env_id):
                     self.mark(env, slot)
 
     def free(self, env: EnvRecord, slot: int) -> None:

@@ -27,8 +27,6 @@ Actions = Union[Mapping[int, Any], Sequence[Any], Any]
 class SteppingSupervisor(EnvView):
     """A supervisor of environments that steps them."""
 
-    _rounds = 0  # Blocking steps that have begun and not ended.
-
     @overload
     def step(self, actions: Actions, block: Literal[True] = True) -> list[Any]: ...
 
@@ -134,27 +132,23 @@ class SteppingSupervisor(EnvView):
     def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
         """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
         owner = collector.owner
-        self._begin_round(owner, collector.env_ids, actions)
         try:
+            self._begin_round(owner, collector.env_ids, actions)
             prepare()
+            return self._finish_round(owner, collector)
         except BaseException:
             self._give_round_up(owner)
             raise
-        return self._finish_round(owner, collector)
 
     def _begin_round(
         self, owner: Waiting, env_ids: Sequence[int], actions: Sequence[Any], resets: Sequence[int] = ()
     ) -> None:
-        """Send steps, and resets of other environments; unless this raises, ``_finish_round`` is to follow."""
-        self._rounds += 1
-        try:
-            if env_ids:
-                self._send_steps(env_ids, actions, owner)
-            for env_id in resets:
-                self._reset_one(env_id, owner)
-        except BaseException:
-            self._give_round_up(owner)
-            raise
+        """Send steps, and resets of other environments; ``_finish_round`` or ``_give_round_up`` is to follow."""
+        self._rounds.add(owner)
+        if env_ids:
+            self._send_steps(env_ids, actions, owner)
+        for env_id in resets:
+            self._reset_one(env_id, owner)
 
     def _finish_round(
         self, owner: Waiting, collector: Optional[Collector] = None, timeout: Optional[float] = None
@@ -170,17 +164,20 @@ class SteppingSupervisor(EnvView):
             raise
         if not in_time:
             raise TimeoutError(f"not all replies came within {timeout} s")
-        self._rounds -= 1
+        self._rounds.discard(owner)
         return collected
 
     def _give_round_up(self, owner: Waiting) -> None:
+        """The call was cut short; does nothing if it has come to its end, or this was done before."""
+        if owner not in self._rounds:
+            return
         try:
             self._abandon(owner)
-            if self._rounds == 1:  # Nobody else has replies to read.
-                for env in self._envs:
-                    self._slots.reclaim(env)
+            others = self._rounds - {owner}
+            for env in self._envs:
+                self._slots.reclaim(env, others)
         finally:
-            self._rounds -= 1
+            self._rounds.discard(owner)
 
     def _wait_for(self, owner: Waiting) -> None:
         try:
@@ -198,9 +195,8 @@ class SteppingSupervisor(EnvView):
             self._suspect(child)
         if self._running:
             for env_id, slot in zip(owner.env_ids, owner.slots):
-                result = owner.answer(env_id, slot)
-                if isinstance(result, tuple) and result[1]:
-                    self._apply_step(self._envs[env_id], owner, *result)
+                if owner.has_reply(env_id):
+                    self._apply_step(self._envs[env_id], owner, *owner.answer(env_id, slot))
 
     @traced
     def recv(self, ignore_err: bool = False, timeout: Optional[float] = None) -> RecvPayload:

@@ -83,6 +83,8 @@ class VectorSupervisor(EnvSupervisor):
         """
         with self._lock:
             self._check_running()
+            for lost in list(self._rounds):  # An interrupt came before anybody knew of it: there is one at a time.
+                self._give_round_up(lost)
             if seeds:
                 self.seed(seeds)
             if self._recovers:  # Its own seed for an episode gives way to one that is named.
@@ -90,8 +92,8 @@ class VectorSupervisor(EnvSupervisor):
             self._reset_param.update(resets)
             round_ = Round(env_ids, list(resets), self._array_collector(env_ids) if env_ids else None)
             owner, collector = round_.owner, round_.collector
-            self._begin_round(owner, env_ids, actions, round_.resets)
             try:
+                self._begin_round(owner, env_ids, actions, round_.resets)
                 if collector is not None:
                     collector.prepare()
                 owner.send_held()

@@ -67,6 +67,10 @@ class Waiting:
         found = self.results.get(env_id)
         return (slot, self.statuses[env_id], None) if found is None else found
 
+    def has_reply(self, env_id: int) -> bool:
+        """Whether an environment that was sent a step has answered it."""
+        return bool(self.statuses[env_id]) or isinstance(self.results.get(env_id), tuple)
+
     def add(self, replies: int = 1) -> None:
         """So many more replies to wait for."""
         self.pending += replies

@@ -287,7 +287,10 @@ class WorkerGroup(WaitingLoop):
         message = f"{child.describe()} was ended, since an interrupt cut it short"
         error = WorkerDied(message, child.proc_ids, child.pid, method=method, stderr=child.last_stderr())
         child.kill()
-        self.on_lost(child, child.take_open(), error)
+        lost = child.take_open()
+        for request in lost:
+            request.too_late = True  # None of them is to blame.
+        self.on_lost(child, lost, error)
 
     # -- what is late --
 

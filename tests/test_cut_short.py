@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import itertools
+import os
 import queue
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers_failures import wait_until
-from support import Make, error_of, in_thread, observation_of, receive, scripted, wait_until_waiting
+from support import (
+    FORK,
+    THREAD,
+    VIEWS,
+    Make,
+    abnormal,
+    error_of,
+    in_thread,
+    kinds,
+    observation_of,
+    receive,
+    scripted,
+    wait_until_waiting,
+)
 
-from envsup.errors import SupervisorClosed
+from envsup import EnvSupervisor
+from envsup.errors import SupervisorClosed, WorkerDied
 from envsup.testing import Gate, ScriptedEnv
 from envsup.waiting import LockBell, Waiting
 
@@ -157,3 +177,63 @@ def test_time_that_is_up_is_not_endless(make_local: Make) -> None:
             sup.recv(timeout=1e-4)
         gate.release()
         assert sup.recv().method == "step"
+
+
+@contextlib.contextmanager
+def interrupted_at_call(place: int) -> Iterator[list[str]]:
+    """Ctrl-C as envsup calls a function of its own for the ``place``-th time; the list names it if it came."""
+    came: list[str] = []
+    calls, home, before = itertools.count(1), os.getpid(), sys.getprofile()
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        module, code = frame.f_globals.get("__name__", ""), frame.f_code
+        ours = module.startswith("envsup.") and module != "envsup.call_lock"
+        # What is raised in a generator that is closed is not seen.
+        if event != "call" or not ours or code.co_flags & inspect.CO_GENERATOR or os.getpid() != home:
+            return
+        if next(calls) == place:
+            sys.setprofile(before)
+            came.append(f"{module}.{code.co_name}")
+            raise KeyboardInterrupt
+
+    sys.setprofile(look)
+    try:
+        yield came
+    finally:
+        sys.setprofile(before)
+
+
+CUT: dict[str, Callable[[EnvSupervisor], Any]] = {
+    "step": lambda sup: sup.step([1, "done", 1]),
+    "step_arrays": lambda sup: sup.step_arrays([1, 1, 1]),
+    "reset": lambda sup: sup.reset(),
+}
+
+
+@kinds(FORK, VIEWS, THREAD)
+@pytest.mark.parametrize("call", CUT)
+def test_interrupt_anywhere_in_a_call(make_of: Make, call: str) -> None:
+    """A worker was lost to an interrupt, and its environment had used up its tries; what had been observed was not in
+    ready_obs; slots stayed taken."""
+    sup = make_of(scripted(3, length=1000))
+    sup.launch()
+    for place in itertools.count(1):
+        assert not any(map(abnormal, sup.step([1, 1, 1])))
+        with interrupted_at_call(place) as came, contextlib.suppress(KeyboardInterrupt):
+            CUT[call](sup)
+        if not came:
+            break
+        with contextlib.suppress(WorkerDied):
+            _settle(sup)
+        _settle(sup)
+        lost = [env.lost is not None for env in sup._envs]
+        for env_id, t in enumerate(sup.t):
+            assert lost[env_id] or observation_of(sup, env_id)[2] == t, came
+        assert [abnormal(timestep) for timestep in sup.step([1, 1, 1])] == lost, came
+        assert sup._slots.all_free(), came
+    assert place > 30
+
+
+def _settle(sup: EnvSupervisor) -> None:
+    """Wait until nothing is under way any more."""
+    wait_until(lambda: (sup.call("add", 1), not any(env.recovering or env.child.open for env in sup._envs))[1])
