@@ -104,8 +104,7 @@ class StepForm:
         self._columns = (*indices, *slots, *reset_slots)
         self._head = step_start(self.count).pack
         self._frame = step_frame(self.count).pack
-        self._kinds = b""
-        self._form = b""
+        self._made = b"", b""  # The kinds of the last actions, and the form with them.
 
     def pack(self, seq: int, kinds: bytes, actions: Sequence[int], pickled: bytes = b"") -> bytes:
         """A request with these actions; ``pickled`` holds those that are no ints.
@@ -113,20 +112,24 @@ class StepForm:
         Raises:
             struct.error: for an int of more than 64 bits.
         """
-        if kinds != self._kinds or pickled:
-            self._set_kinds(kinds, len(pickled))
-        return self._frame(seq, self._form, *actions) + pickled
+        known, made = self._made
+        if kinds != known or pickled:
+            made = self._make(kinds, len(pickled))
+        return self._frame(seq, made, *actions) + pickled
 
     def pack_bytes(self, seq: int, kinds: bytes, actions: bytes) -> bytes:
         """A request with actions that are ``int_actions`` already."""
-        if kinds != self._kinds:
-            self._set_kinds(kinds, 0)
-        return self._head(seq, self._form) + actions
+        known, made = self._made
+        if kinds != known:
+            made = self._make(kinds, 0)
+        return self._head(seq, made) + actions
 
-    def _set_kinds(self, kinds: bytes, extra: int) -> None:
+    def _make(self, kinds: bytes, extra: int) -> bytes:
         length = (FORM_SIZE + ACTION_SIZE) * self.count + extra
-        self._form = REST.pack(STEP, self._flags, self.count, length) + form(self.count).pack(*self._columns, *kinds)
-        self._kinds = b"" if extra else kinds
+        made = REST.pack(STEP, self._flags, self.count, length) + form(self.count).pack(*self._columns, *kinds)
+        if not extra:
+            self._made = kinds, made  # At once: an interrupt may come in between, or a handler that packs by it.
+        return made
 
 
 class FrameTable:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from support import Make, abnormal, observation_of, scripted, step
 from worlds import Mirror, Player
 
 from envsup import EnvSupervisor
+from envsup.frames import StepForm
 from envsup.rounds import RoundPlan
 from envsup.testing import Box, ScriptedEnv
 
@@ -195,6 +199,42 @@ def test_handler_that_steps_while_a_round_is_sent(
     assert nested == [77] * 4
     rounds(sup, 3, first=4)
     assert sup.stats()[0].restarts == 0
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_handler_anywhere_in_the_packing_of_a_request(raises: bool) -> None:
+    """What a handler cut short, or packed by the same form, left the kinds of one request in the form of another."""
+    form = StepForm(0, [0], [0], [1])
+    number, array = form.pack(1, b"\0", [5]), form.pack(1, b"\2", [0])
+    packed: list[bytes] = []
+    lines = itertools.count(1)
+
+    def look(frame: Any, event: str, argument: Any) -> Any:
+        if Path(frame.f_code.co_filename).name != "frames.py":
+            return None
+        if event == "line" and next(lines) == place:
+            sys.settrace(before)
+            packed.append(form.pack(1, b"\0", [5]))
+            if raises:
+                raise KeyboardInterrupt
+        return look
+
+    before, place = sys.gettrace(), 0
+    while True:
+        place, packed, lines = place + 1, [], itertools.count(1)
+        form.pack(1, b"\0", [5])
+        sys.settrace(look)
+        try:
+            packed.append(form.pack(1, b"\2", [0]))
+        except KeyboardInterrupt:
+            packed.append(array)
+        finally:
+            sys.settrace(before)
+        packed += form.pack(1, b"\0", [5]), form.pack(1, b"\2", [0])
+        if len(packed) == 3:
+            break
+        assert packed == [number, array, number, array]
+    assert place > 5
 
 
 class _Pusher(ScriptedEnv):
