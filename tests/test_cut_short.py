@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
-import os
 import queue
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers_failures import wait_until
+from helpers_failures import interrupted_at_call, wait_until
 from support import (
     FORK,
     THREAD,
@@ -177,30 +174,6 @@ def test_time_that_is_up_is_not_endless(make_local: Make) -> None:
             sup.recv(timeout=1e-4)
         gate.release()
         assert sup.recv().method == "step"
-
-
-@contextlib.contextmanager
-def interrupted_at_call(place: int) -> Iterator[list[str]]:
-    """Ctrl-C as envsup calls a function of its own for the ``place``-th time; the list names it if it came."""
-    came: list[str] = []
-    calls, home, before = itertools.count(1), os.getpid(), sys.getprofile()
-
-    def look(frame: Any, event: str, argument: Any) -> None:
-        module, code = frame.f_globals.get("__name__", ""), frame.f_code
-        ours = module.startswith("envsup.") and module != "envsup.call_lock"
-        # What is raised in a generator that is closed is not seen.
-        if event != "call" or not ours or code.co_flags & inspect.CO_GENERATOR or os.getpid() != home:
-            return
-        if next(calls) == place:
-            sys.setprofile(before)
-            came.append(f"{module}.{code.co_name}")
-            raise KeyboardInterrupt
-
-    sys.setprofile(look)
-    try:
-        yield came
-    finally:
-        sys.setprofile(before)
 
 
 CUT: dict[str, Callable[[EnvSupervisor], Any]] = {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import itertools
 import multiprocessing
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from gymnasium import spaces
 from gymnasium.error import AlreadyPendingCallError, ClosedEnvironmentError, NoAsyncCallError, ResetNeeded
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
+from helpers_failures import interrupted_at_call
 from support import FORKSERVER, MESSAGES, SPAWN, THREAD, Kind, in_thread
 from test_imports import in_new_interpreter
 from vector_worlds import (
@@ -408,6 +411,26 @@ def test_interrupted_round_asks_for_a_reset(vec: Vec) -> None:
         with in_thread(env.reset) as outcome:
             gate.release()
         assert outcome[0][0].tolist() == [[1, 0], [1, 0]]
+
+
+def test_interrupt_anywhere_in_a_round(vec: Vec) -> None:
+    """A round that nobody knew of yet was never given up: its slots stayed taken."""
+    env = vec([Faulty] * 2)
+    env.reset()
+    for place in itertools.count(1):
+        with interrupted_at_call(place) as came, contextlib.suppress(KeyboardInterrupt):
+            env.step([0, Faulty.END])
+        if not came:
+            break
+        if env._rounds._round is not None:
+            env.step_wait()
+        env.reset()
+        obs, _, _, _, infos = env.step([0, 0])
+        assert (obs[:, 1].tolist(), list(infos)) == ([1, 1], []), came
+        supervisor: Any = env._supervisor
+        assert supervisor._slots.all_free(), came
+        assert not supervisor._rounds, came
+    assert place > 30
 
 
 def test_what_nobody_closes_is_ended() -> None:
