@@ -21,6 +21,7 @@ _NOTHING: Any = object()
 """In place of an observation or a reward that there is none of."""
 
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
+_NUMBER_KINDS = "biuf"
 
 
 class StepArrays(tuple[Any, ...]):
@@ -249,6 +250,8 @@ class _Table:
         leaves, reward, done = reader.blocks[0], reader.reward, reader.done
         if env_ids is not None:
             leaves, reward, done = [leaf[env_ids] for leaf in leaves], reward[env_ids], done[env_ids]
+        if reward.dtype != np.float64 and reward.ndim == 1 and reward.dtype.kind in _NUMBER_KINDS:
+            reward = reward.astype(np.float64)  # A reward that is one number is a float, in whatever form it came.
         self._root = reader.source.root
         self._leaves = leaves
         self.reward = reward
@@ -273,10 +276,16 @@ class _Table:
         return assemble(self._root, [leaf[row, ...] for leaf in self._leaves]), self.reward[row, ...]
 
 
+def _is_number(reward: Any) -> bool:
+    if isinstance(reward, np.ndarray):
+        return reward.shape == () and reward.dtype.kind in _NUMBER_KINDS
+    return isinstance(reward, _NUMBERS)
+
+
 def _has_form_of(rewards: Array, reward: Any) -> bool:
     """Whether a reward is as one of ``rewards``: a number, or an array of the same dtype and shape."""
     if rewards.ndim == 1:
-        return isinstance(reward, _NUMBERS) or (isinstance(reward, np.ndarray) and reward.shape == ())
+        return _is_number(reward)
     return isinstance(reward, np.ndarray) and (reward.dtype, reward.shape) == (rewards.dtype, rewards.shape[1:])
 
 
@@ -309,8 +318,10 @@ def stack(values: Sequence[Any]) -> Any:
 def stack_rewards(rewards: Sequence[Any]) -> Array:
     """Rewards in one array: float64 if they are numbers.  _NOTHING is 0."""
     found = [reward for reward in rewards if reward is not _NOTHING]
-    if all(isinstance(r, _NUMBERS) or (isinstance(r, np.ndarray) and r.shape == ()) for r in found):
+    if all(map(_is_number, found)):
         return np.array([0.0 if reward is _NOTHING else float(reward) for reward in rewards])
-    nothing = np.zeros_like(found[0])
-    stacked: Array = stack([nothing if reward is _NOTHING else reward for reward in rewards])
+    nothing = 0.0 if _is_number(found[0]) else np.zeros_like(found[0])
+    values = [nothing if reward is _NOTHING else reward for reward in rewards]
+    # A number among others is a float too, whichever way it came.
+    stacked: Array = stack([float(value) if _is_number(value) else value for value in values])
     return stacked

@@ -320,6 +320,29 @@ def test_reward_array_of_another_dtype_is_not_cast(make_local: Make) -> None:
     assert np.ravel(sup.step_arrays([0, 1]).reward).tolist() == [0.5, 0.1]
 
 
+def test_reward_space_of_one_number_changes_no_reward(make_local: Make) -> None:
+    """With shared memory such rewards were float32 and others among them lost digits; without it they were float64."""
+    rewards = np.array(0.1, F32), 0.1, 3, np.array("x")
+    replies: list[Any] = [(vector(1, 2), reward, False, {}) for reward in rewards]
+    sup = make_local([player(*replies, reward_space=Box((), F32))] * 3)
+    sup.launch()
+    for ids in ([0, 1, 2], [2, 0], [1]):
+        found = sup.step_arrays([0, 1, 2][: len(ids)], ids).reward
+        assert plain(found) == ("float64", (len(ids),), [float(F32(0.1)), 0.1, 3.0][: len(ids)])
+    # An array of objects is that of a float where another reward is no number.
+    assert list(map(type, sup.step_arrays([0, 1, 3]).reward)) == [float, float, np.ndarray]
+
+
+def test_reward_arrays_among_numbers(make_local: Make) -> None:
+    """The numbers were arrays with shared memory and floats without it."""
+    rewards = vector(0.5), 0.25
+    replies: list[Any] = [(vector(1, 2), reward, False, {}) for reward in rewards]
+    sup = make_local([player(*replies, reward_space=Box((1,), F32))] * 2)
+    sup.launch()
+    array, number = sup.step_arrays([0, 1]).reward
+    assert (plain(array), type(number), number) == (("float32", (1,), [0.5]), float, 0.25)
+
+
 def test_reward_that_is_no_number_costs_no_timestep(make_local: Make) -> None:
     """It was a TypeError, after all environments had been stepped: their timesteps were lost."""
     replies: list[Any] = [(vector(1, 2), 1.0, False, {}), (vector(3, 4), {"score": 2.0}, False, {})]
