@@ -28,9 +28,10 @@ class EpisodeLog:
         tried: whether the episode has been run again, no action has been answered since, and no other environment of
             the same worker has ended that.
         loss: how its worker was lost, if no action was open then.
+        is_ahead: whether the last answer is recorded, and has not had its other effects yet.
     """
 
-    __slots__ = ("actions", "dynamic_seed", "fingerprint", "loss", "params", "seed", "tried", "usable")
+    __slots__ = ("actions", "dynamic_seed", "fingerprint", "is_ahead", "loss", "params", "seed", "tried", "usable")
 
     def __init__(
         self,
@@ -47,16 +48,18 @@ class EpisodeLog:
         self.usable = usable
         self.tried = False
         self.loss: Optional[Exception] = None
+        self.is_ahead = False
 
     def add(self, action: Any) -> None:
         """An action was answered."""
+        self.is_ahead = True
         self.actions.append(action)
         self.tried = False
 
     @property
     def replayable(self) -> bool:
         """Whether the episode may be run again."""
-        return self.usable and not self.tried
+        return self.usable and not self.tried and not self.is_ahead
 
 
 def fingerprint(before: int, *values: Any) -> int:

@@ -45,6 +45,9 @@ class ReplayingSupervisor(RecyclingSupervisor):
             self._record_steps(request, statuses, iter(kept))
             extras = iter(kept)
         super().on_steps(child, request, statuses, extras)
+        if self._records:  # An interrupt before this has the episode given up: nobody saw what came last.
+            for env_id in request.proc_ids[request.answered - len(statuses) : request.answered]:
+                self._envs[env_id].log.is_ahead = False
 
     def _record_steps(self, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         first = request.answered - len(statuses)

@@ -207,6 +207,32 @@ def test_interrupt_anywhere_in_a_call(make_of: Make, call: str) -> None:
     assert place > 30
 
 
+@kinds(FORK, VIEWS)
+def test_interrupt_between_the_record_of_an_answer_and_its_effects(
+    make_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The episode was run again up to that answer, and nobody had seen it: ready_obs was one step behind."""
+    sup = make_of(scripted(2, length=1000), recover="replay")
+    sup.launch()
+    sup.step([1, 1])
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sup, "_note_plain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sup.step([1, 1])
+    with contextlib.suppress(WorkerDied):
+        _settle(sup)
+    _settle(sup)
+    lost = [env.lost is not None for env in sup._envs]
+    assert sorted(lost) == [False, True]
+    assert [observation_of(sup, i)[2] for i in range(2) if not lost[i]] == [2]
+    assert [abnormal(timestep) for timestep in sup.step([1, 1])] == lost
+    assert [observation_of(sup, i)[2] for i in range(2)] == sup.t
+
+
 def _settle(sup: EnvSupervisor) -> None:
     """Wait until nothing is under way any more."""
     wait_until(lambda: (sup.call("add", 1), not any(env.recovering or env.child.open for env in sup._envs))[1])
