@@ -24,7 +24,7 @@ from helpers_failures import wait_until
 from support import RAY, Make, Maker, abnormal, error_of, in_thread, scripted, step, wait_until_waiting
 from worlds import Importer
 
-from envsup import EnvSupervisor
+from envsup import EnvSupervisor, ray_child
 from envsup.errors import WorkerDied, WorkerTimeout
 from envsup.meter import Meters
 from envsup.ray_child import ChildRay, _Life, reason_of
@@ -394,7 +394,8 @@ def test_error_of_a_lost_actor_says_where_it_was(make_ray: Make) -> None:
     assert isinstance(error.__cause__, ray.exceptions.RayActorError)
 
 
-def test_late_step_tells_where_it_is(make_ray: Make) -> None:
+def test_late_step_tells_where_it_is(make_ray: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_child, "PATIENCE", 60.0)
     sup = make_ray(scripted(1), step_timeout=0.5, retry_type="renew", max_try=3)
     sup.launch()
     error = error_of(step(sup, ["hang"])[0])
