@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 
 # How an action travels.
 INT, INT64, ARRAY, PICKLED = range(4)
+_NUMBER_KINDS: dict[type, int] = {int: INT, np.int64: INT64}
 
 # What a reply to a step says of its parts, which are in the arena unless EXTRA brings them by message.  OBS is said of
 # a call, whose observation is in the arena then; TRUNCATED of a step whose info says that of its episode and no more.
@@ -111,6 +112,14 @@ class Arena:
     def get_action(self, slot: int, env_id: int) -> Array:
         """A copy of a stored action: the environment may keep it."""
         return np.array(self.action[slot, env_id])  # type: ignore[index]
+
+
+def kind_of_numbers(actions: Sequence[Any]) -> Optional[int]:
+    """INT or INT64 if all actions are of that kind, None if they are not; an array of one dimension is one of int64."""
+    if type(actions) is np.ndarray:
+        return INT64 if actions.ndim == 1 else None
+    kind = _NUMBER_KINDS.get(type(actions[0]))
+    return kind if len(actions) == 1 or len(set(map(type, actions))) == 1 else None
 
 
 def put_action(arena: Optional[Arena], slot: int, env_id: int, action: Any) -> int:

@@ -283,11 +283,11 @@ class Child(ABC):
             self._restart()
 
     def _restart(self) -> None:
-        error = self._death("was restarted")
+        error = self.death("was restarted")
         self.kill()
         self.listener.on_restart(self, self.take_open(), error)
 
-    def _death(self, how: str) -> WorkerDied:
+    def death(self, how: str) -> WorkerDied:
         """What is to be said of a worker that is about to be ended."""
         method, message = self.open[0].method if self.open else None, f"{self.describe()} {how}"
         return WorkerDied(message, self.proc_ids, self.pid, method=method, stderr=self.last_stderr())
@@ -299,7 +299,7 @@ class Child(ABC):
         """
         patience = close_timeout(timeout)
         with self.listener._lock:
-            error = self._death("was shut down")
+            error = self.death("was shut down")
             lost = stop_all([self], patience)
             if lost:
                 self.listener.on_lost(self, lost, error)

@@ -99,7 +99,6 @@ class EnvRequests(EnvReplies):
         by_default = not resets or (self._episode_num == math.inf and not any(self._reset_param.values()))
         slots, plan = self._slots, self._plan
         if len(env_ids) == 1 and (single := self._plan_of_one(env_ids[0], terms)) is not None:
-            single.in_use = True
             self._place(single, by_default)
             return single
         usual = by_default and slots.all_free() and not self._specials
@@ -113,7 +112,6 @@ class EnvRequests(EnvReplies):
             plan.place_alike(place, len(self._envs))
             slots.busy[:] = plan.taken
             return plan
-        plan.in_use = True
         self._place(plan, by_default)
         return plan
 
@@ -135,6 +133,7 @@ class EnvRequests(EnvReplies):
 
     def _place(self, plan: RoundPlan, by_default: bool) -> None:
         """Take slots for the replies."""
+        plan.in_use = True
         envs, take_slots, may_reset = self._envs, self._slots.take_for_step, plan.terms.resets
         waiting = set(plan.waiting)
         places: list[Place] = []

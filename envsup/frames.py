@@ -144,7 +144,7 @@ class FrameTable:
     """
 
     def __init__(self, forms: Sequence[StepForm], kind: int) -> None:
-        self.count = count = forms[0].count
+        count = forms[0].count
         size = form_end(count) + ACTION_SIZE * count
         memory = bytearray(b"".join(form.pack(0, bytes((kind,)) * count, [0] * count) for form in forms))
         self._numbers: Any = np.ndarray((len(forms),), "=u8", memory, 0, (size,))

@@ -11,7 +11,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, put_action
+from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, kind_of_numbers, put_action
 from envsup.child import Child, Listener
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -33,7 +33,7 @@ from envsup.worker import Call, Failed, Hosted, dump, has_text
 
 _READ_SIZE = 4096
 _LONG_READ_SIZE = 1 << 20
-_NUMBER_KINDS = {int: bytes((INT,)), np.int64: bytes((INT64,))}
+_KIND_BYTES = {kind: bytes((kind,)) for kind in (INT, INT64)}
 _PLAIN = {int, float, bool, str, bytes, np.int64, np.int32, np.float32, np.float64}
 
 
@@ -91,13 +91,13 @@ class ChildProcess(Child):
         return StepForm(EAGER if eager else 0, [self._locals[i] for i in proc_ids], slots, reset_slots)
 
     def pack_steps(self, request: Request, form: StepForm, actions: Sequence[Any]) -> bytes:
-        count = len(actions)
-        if type(actions) is np.ndarray:
-            return form.pack_bytes(request.seq, _NUMBER_KINDS[np.int64] * count, actions.tobytes())
-        kind = _NUMBER_KINDS.get(type(actions[0]))
-        if kind is not None and (count == 1 or len(set(map(type, actions))) == 1):
+        kind = kind_of_numbers(actions)
+        if kind is not None:
+            kinds = _KIND_BYTES[kind] * len(actions)
+            if type(actions) is np.ndarray:
+                return form.pack_bytes(request.seq, kinds, actions.tobytes())
             try:
-                return form.pack(request.seq, kind * count, actions)
+                return form.pack(request.seq, kinds, actions)
             except struct.error:
                 pass  # An int of more than 64 bits.
         return self._pack_any(request, form, actions)

@@ -7,7 +7,7 @@ from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import ARRAY, INT, INT64
+from envsup.arena import ARRAY, kind_of_numbers
 from envsup.child import Child
 from envsup.frames import FrameTable, plain_reply
 from envsup.payload import SendPayload
@@ -36,7 +36,6 @@ class Terms(NamedTuple):
 
 
 _MAX_PLACED = 16
-_NUMBER_KINDS: dict[type, int] = {int: INT, np.int64: INT64}
 
 Place = tuple[int, int]
 """The slot for the reply to a step, and that for the reset that may follow it; see ``Slots.take_for_step``."""
@@ -231,7 +230,7 @@ class RoundPlan:
 
     def pack(self, seq: int, requests: Sequence[Request], actions: Sequence[Any]) -> Iterable[Any]:
         """The steps of each batch, ready for sending; what cannot be sent raises here."""
-        kind = _kind_of(actions)
+        kind = kind_of_numbers(actions)
         if kind is None and type(actions) is np.ndarray:
             if self._store(actions):
                 kind = ARRAY
@@ -276,14 +275,6 @@ class RoundPlan:
             if child.open or not child.alive:
                 return False
         return True
-
-
-def _kind_of(actions: Sequence[Any]) -> Optional[int]:
-    """The kind of actions that are all ints, None if they are not."""
-    if type(actions) is np.ndarray:
-        return INT64 if actions.ndim == 1 else None
-    kinds = set(map(type, actions))
-    return _NUMBER_KINDS.get(kinds.pop()) if len(kinds) == 1 else None
 
 
 def _rows_of(batch: Batch) -> Sequence[int]:

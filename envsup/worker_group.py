@@ -12,7 +12,7 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Union
 
 from envsup.child import Child, stop_all
 from envsup.descriptors import above_standard_streams
-from envsup.errors import SupervisorClosed, WorkerDied, WorkerTimeout
+from envsup.errors import SupervisorClosed, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
 from envsup.limits import check_descriptors
@@ -283,9 +283,7 @@ class WorkerGroup(WaitingLoop):
         raise NotImplementedError
 
     def _end_suspect(self, child: Child) -> None:
-        method = child.open[0].method if child.open else None
-        message = f"{child.describe()} was ended, since an interrupt cut it short"
-        error = WorkerDied(message, child.proc_ids, child.pid, method=method, stderr=child.last_stderr())
+        error = child.death("was ended, since an interrupt cut it short")
         child.kill()
         lost = child.take_open()
         for request in lost:
