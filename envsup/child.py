@@ -391,8 +391,8 @@ class Child(ABC):
         request = self.answer(len(statuses))
         if request.reset_slots and not are_plain(statuses):
             first = request.answered - len(statuses)
-            for index, status in enumerate(statuses, first):
-                if status & DONE and request.reset_slots[index] != NO_RESET:
+            for index in [index for index, status in enumerate(statuses, first) if status & DONE]:
+                if request.reset_slots[index] != NO_RESET:
                     self._expect_reset(request, index)
         return request
 

@@ -68,7 +68,7 @@ class EnvReplies(Supervisor):
         self._plan: Optional[RoundPlan] = None
         self._plans_of_one: dict[int, RoundPlan] = {}
         self._rounds: set[Waiting] = set()  # Blocking steps that have begun and not ended.
-        self._fatal: Optional[RuntimeError] = None
+        self._fatal = None
         self._number = 0
 
     # -- what is done about it, in the classes that build on this one --

@@ -84,12 +84,7 @@ class Environment:
         Raises:
             InvalidTimestep: if the environment returned something else.
         """
-        result = self._step(action)
-        if type(result) is tuple and len(result) == 5 and result[2] is False and result[3] is False:
-            obs, reward, _, _, info = result
-            if type(info) is dict:
-                return obs, reward, False, info  # Nearly every step of gymnasium's environments.
-        return _timestep_of(result)
+        return timestep_of(self._step(action))
 
     def seed(self, seed: int, dynamic_seed: Optional[bool] = None) -> None:
         """Seed the environment: by its own ``seed`` method, else with the first ``reset(seed=...)`` that follows."""
@@ -165,8 +160,12 @@ class Environment:
         return "Tuple" not in class_names(space) or not _is_in_tuple_space(space, result)
 
 
-def _timestep_of(result: Any) -> tuple[Any, Any, Any, dict[Any, Any]]:
-    """(observation, reward, done, info) of whatever an environment's step returned."""
+def timestep_of(result: Any) -> tuple[Any, Any, Any, dict[Any, Any]]:
+    """(observation, reward, done, info) of whatever an environment's step returned.
+
+    Raises:
+        InvalidTimestep: if that is no timestep.
+    """
     if not isinstance(result, (tuple, list)) or len(result) < 4:
         raise InvalidTimestep(_no_timestep(result))
     if len(result) == 4 or isinstance(result[3], dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Optional, Sequence, TypeVar
 
 import numpy as np
 
@@ -40,7 +40,7 @@ class TracedPoller:
         self.forget = poller.forget
         self.close_descriptors = poller.close_descriptors
 
-    def poll(self, timeout: Optional[float]) -> list[int]:
+    def poll(self, timeout: Optional[float]) -> Sequence[tuple[int, int]]:
         """See ``poller.Poller``."""
         if timeout == 0:
             return self._poller.poll(timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 import selectors
-from typing import Optional, Protocol
+from typing import Optional, Protocol, Sequence
 
 
 class Poller(Protocol):
@@ -16,8 +16,11 @@ class Poller(Protocol):
     def forget(self, fd: int) -> None:
         """Wait for it no more; it may still be open."""
 
-    def poll(self, timeout: Optional[float]) -> list[int]:
-        """The descriptors that are ready; waits up to ``timeout`` seconds for the first, for ever if None."""
+    def poll(self, timeout: Optional[float]) -> Sequence[tuple[int, int]]:
+        """The descriptors that are ready, each with what the system says of it.
+
+        Waits up to ``timeout`` seconds for the first, for ever if None.
+        """
 
     def close_descriptors(self) -> None:
         """Give its own descriptor back."""
@@ -41,8 +44,8 @@ class EpollPoller:
         except (OSError, ValueError):
             pass
 
-    def poll(self, timeout: Optional[float]) -> list[int]:
-        return [fd for fd, _ in self._epoll.poll(timeout, _MAX_EVENTS)]
+    def poll(self, timeout: Optional[float]) -> Sequence[tuple[int, int]]:
+        return self._epoll.poll(timeout, _MAX_EVENTS)
 
     def close_descriptors(self) -> None:
         self._epoll.close()
@@ -63,8 +66,8 @@ class SelectorPoller:
         except KeyError:
             pass
 
-    def poll(self, timeout: Optional[float]) -> list[int]:
-        return [key.fd for key, _ in self._selector.select(timeout)]
+    def poll(self, timeout: Optional[float]) -> Sequence[tuple[int, int]]:
+        return [(key.fd, events) for key, events in self._selector.select(timeout)]
 
     def close_descriptors(self) -> None:
         self._selector.close()

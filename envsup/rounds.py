@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from operator import attrgetter
 from typing import Any, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
@@ -36,6 +37,7 @@ class Terms(NamedTuple):
 
 
 _MAX_PLACED = 16
+_is_alive, _open_of = attrgetter("alive"), attrgetter("open")
 
 Place = tuple[int, int]
 """The slot for the reply to a step, and that for the reset that may follow it; see ``Slots.take_for_step``."""
@@ -105,24 +107,16 @@ class Batch:
         rows = self.rows
         return items[rows] if type(rows) is slice else [items[row] for row in rows]
 
-    def request(self, terms: Terms, owner: Optional[Waiting], payload: Optional[SendPayload]) -> Request:
-        """The request for these steps."""
+    def new_request(self, terms: Terms) -> Request:
+        """A request for these steps."""
         route = self.route
-        request = route.request
-        if request is not None and request.is_spare:
-            request.is_spare = False
-            request.answered, request.sent_at, request.deadline, request.borrowed = 0, 0.0, None, None
-            request.owner, request.payload = owner, payload
-            return request
         request = route.request = Request(
             "step",
             self.env_ids,
             route.slots,
-            payload,
-            owner,
-            terms.step_timeout,
-            route.reset_slots,
-            terms.reset_timeout,
+            timeout=terms.step_timeout,
+            reset_slots=route.reset_slots,
+            reset_timeout=terms.reset_timeout,
         )
         request.in_order = self.in_order
         return request
@@ -159,6 +153,7 @@ class RoundPlan:
         self.taken = b""
         self.waiting = [row for row, child in enumerate(children) if child is None]
         self.batches = self._batches(children)
+        self._children = [batch.child for batch in self.batches]
         self.place: Optional[Place] = None
         self.in_use = True
         self._in_order = [row for batch in self.batches for row in _rows_of(batch)] == list(range(len(env_ids)))
@@ -220,11 +215,16 @@ class RoundPlan:
         terms, statuses, reply = self.terms, None, None
         requests: list[Request] = []
         for batch in self.batches:
-            request = batch.request(terms, owner, payload)
+            request = batch.route.request
+            if request is None or not request.is_spare:
+                request = batch.new_request(terms)
             if batch.plain != statuses:
                 statuses = batch.plain
                 reply = None if statuses is None else plain_reply(seq, statuses)
-            request.seq, request.plain_reply = seq, reply
+            request.is_spare = False
+            request.seq, request.answered, request.sent_at = seq, 0, 0.0
+            request.deadline = request.borrowed = None
+            request.owner, request.payload, request.plain_reply = owner, payload, reply
             requests.append(request)
         return requests
 
@@ -270,11 +270,7 @@ class RoundPlan:
         """Whether it is for this call, on these ``Terms``, and the workers have nothing else to do."""
         if self.in_use or self.terms != terms or self.env_ids != env_ids:
             return False
-        for batch in self.batches:
-            child = batch.child
-            if child.open or not child.alive:
-                return False
-        return True
+        return all(map(_is_alive, self._children)) and not any(map(_open_of, self._children))
 
 
 def _rows_of(batch: Batch) -> Sequence[int]:

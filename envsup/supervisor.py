@@ -221,8 +221,8 @@ class Supervisor(WorkerGroup):
 
     def _raise_pending(self) -> None:
         """Raise what has to be raised by whichever call waits."""
-        if self._fatal is not None:
-            error, self._fatal = self._fatal, None
+        error, self._fatal = self._fatal, None
+        if error is not None:
             self._gives_up = True
             try:
                 self.shutdown(5)

@@ -169,11 +169,11 @@ class LockBell:
         self.rung = False
         self._lock.acquire(blocking=False)
 
-    def poll(self, timeout: Optional[float]) -> list[int]:
+    def poll(self, timeout: Optional[float]) -> Sequence[tuple[int, int]]:
         """See ``poller.Poller``.  Says so until it is answered, also after an interrupt."""
         if not self.rung and timeout != 0:
             self._lock.acquire(timeout=-1.0 if timeout is None else min(timeout, threading.TIMEOUT_MAX))
-        return [self.fd] if self.rung else []
+        return [(self.fd, 1)] if self.rung else []
 
     def watch(self, fd: int, write: bool = False) -> None:
         """There is nothing else to wait for."""

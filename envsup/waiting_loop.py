@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Sequence
 
 from envsup.call_lock import CallLock
 from envsup.child import Child
@@ -35,6 +35,7 @@ class WaitingLoop:
         self._polling_thread = 0
         self._sleepers = 0
         self._suspects: set[Child] = set()
+        self._fatal: Optional[RuntimeError] = None
         self._owner = -1
         self._next_check = math.inf
         self._handlers: dict[int, Callable[[], None]] = {}
@@ -104,8 +105,10 @@ class WaitingLoop:
                 raise SupervisorClosed("the supervisor was closed, and launched again")
             if ready():
                 return True
-            self._raise_pending()
-            self._check_running()
+            if self._fatal is not None:
+                self._raise_pending()
+            if not self._running:
+                self._check_running()
             left = end - self.clock() if end < math.inf else None
             if left is not None and left <= 0 and polled:
                 return False
@@ -139,7 +142,7 @@ class WaitingLoop:
             self._doorbell.ring()
 
     def _raise_pending(self) -> None:
-        """Raise what has to be raised by whichever call waits."""
+        """Raise what has to be raised by whichever call waits, ``_fatal``."""
 
     def _sleep(self, left: Optional[float]) -> None:
         self._sleepers += 1
@@ -186,11 +189,11 @@ class WaitingLoop:
         elif self._poller is not None:
             self._turn.notify_all()
 
-    def _dispatch(self, ready: list[int]) -> None:
+    def _dispatch(self, ready: Sequence[tuple[int, int]]) -> None:
         handlers = self._handlers
         handler: Any = None
         try:
-            for fd in ready:
+            for fd, _ in ready:
                 handler = handlers.get(fd)
                 if handler is not None:
                     handler()

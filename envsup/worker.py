@@ -17,7 +17,7 @@ from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, Sequ
 import numpy as np
 
 from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
-from envsup.envs import Environment
+from envsup.envs import Environment, timestep_of
 from envsup.frames import (
     ACTION_SIZE,
     AUTO_RESET,
@@ -168,8 +168,13 @@ class Host:
             return FAILED | EXTRA, action.reason
         try:
             begin = perf_counter()
-            obs, reward, done, info = seat.target.step(action)
+            result = seat.target._step(action)
             seconds = perf_counter() - begin
+            has_five = type(result) is tuple and len(result) == 5 and type(result[4]) is dict
+            if has_five and result[2] is result[3] is False:  # Nearly every step of gymnasium's environments.
+                obs, reward, done, _, info = result
+            else:
+                obs, reward, done, info = timestep_of(result)
             if slot >= 0:
                 reply = seat.writer.timestep(slot, obs, reward, done, info)  # type: ignore[union-attr]
             else:
@@ -303,6 +308,7 @@ class PipeServer:
         # Of the last request for steps, which most are like: its form, where that ends, and how its numbers are read.
         self._form = b"-"
         self._form_end = HEADER_SIZE
+        self._size = -1
         self._steps: list[tuple[int, int, int, int]] = []
         self._only_kind: Optional[int] = None
         self._is_eager = False
@@ -317,12 +323,16 @@ class PipeServer:
         while self._perform(receive()):
             pass
 
-    def _perform(self, request: bytes) -> bool:
-        """Carry out a request and answer it; returns whether there may be another."""
-        if request[NUMBER.size : self._form_end] == self._form:
-            seq, *numbers = self._numbers_of(request)
-            self._step(seq, numbers, request)
-            return True
+    def _perform(self, data: bytes) -> bool:
+        """Carry out the request that ``data`` begins with and answer it; returns whether there may be another."""
+        if len(data) != self._size or data[NUMBER.size : self._form_end] != self._form:
+            return self._perform_other(self._first_of(data))
+        seq, *numbers = self._numbers_of(data)
+        self._step(seq, numbers, data)
+        return True
+
+    def _perform_other(self, request: bytes) -> bool:
+        """Carry out a request that is not for the same steps as the last one for steps."""
         if not request:
             return False
         seq, kind, flags, count, _ = HEADER.unpack_from(request)
@@ -338,8 +348,12 @@ class PipeServer:
         return bool(kind != STOP)
 
     def _receive(self) -> bytes:
-        """The next request, nothing if the supervisor is gone."""
-        data = self._buffer or os.read(self._request_fd, READ_SIZE)
+        """What there is to read of the next requests, nothing if the supervisor is gone."""
+        data, self._buffer = self._buffer, b""
+        return data or os.read(self._request_fd, READ_SIZE)
+
+    def _first_of(self, data: bytes) -> bytes:
+        """The first request of what was read, whose rest is read if it is not there; nothing if it never will be."""
         if len(data) < HEADER_SIZE:
             data = self._fill(data, HEADER_SIZE)
             if len(data) < HEADER_SIZE:
@@ -395,6 +409,7 @@ class PipeServer:
         """Note which steps are to be made, until a request has another form."""
         self._form_end = form_end(count)
         self._form = request[NUMBER.size : self._form_end]
+        self._size = len(request)
         self._steps, self._only_kind = _steps_of(request[HEADER_SIZE : self._form_end], count)
         self._is_eager = bool(flags & EAGER)
         # An array of more than one is made all at once, see ``_actions``.

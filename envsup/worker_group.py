@@ -67,7 +67,6 @@ class WorkerGroup(WaitingLoop):
         self._life_pipe: Optional[LifePipe] = None
         self._finalizer: Optional[weakref.finalize[Any, Any]] = None
         self._disconnect: Optional[Callable[[], None]] = None
-        self._fatal: Optional[RuntimeError] = None
         self._last_number = 0
         self._starting = False
         self._closing: Optional[tuple[float, bool]] = None  # What was put off: (patience, whether it gives up).

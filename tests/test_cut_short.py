@@ -37,13 +37,13 @@ def test_bell_rings_until_it_is_answered() -> None:
     """Ctrl-C between hearing the bell and answering it silenced it for good: the next step hung."""
     bell = LockBell()
     bell.ring()
-    assert bell.poll(None) == [bell.fd]
-    assert bell.poll(None) == [bell.fd], "nobody has answered"
+    assert bell.poll(None) == [(bell.fd, 1)]
+    assert bell.poll(None) == [(bell.fd, 1)], "nobody has answered"
     bell.answer()
     assert bell.poll(0) == []
     bell.ring()
     bell.ring()
-    assert bell.poll(5) == [bell.fd]
+    assert bell.poll(5) == [(bell.fd, 1)]
     bell.answer()
     assert bell.poll(0.0) == []
 
