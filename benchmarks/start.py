@@ -1,6 +1,6 @@
-"""How long it takes until all environments are reset, beside gymnasium's AsyncVectorEnv; what a spawned worker costs.
+"""What a start method costs: until all environments are reset, beside gymnasium's AsyncVectorEnv, and for each step.
 
-Both are started in turn in one process, by the same start method:
+Both are started in turn in one process, by the same start method; then 8 environments of each start method take turns:
 
     python benchmarks/start.py [--num-envs N] [--rounds N] [--methods fork spawn ...]
 
@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,8 @@ from gymnasium.vector import AsyncVectorEnv
 
 from envsup import EnvSupervisor
 from envsup.progress import tracked
-from workloads import WORKLOADS
+from turns import take_turns
+from workloads import WORKLOADS, action_rows
 
 Factories = list[Callable[[], Any]]
 TINY = WORKLOADS["tiny"]
@@ -55,6 +57,27 @@ def compare(num_envs: int, rounds: int, method: str) -> None:
     print(
         f"{method:11} {num_envs:4} environments: envsup {ours:.3f} s, AsyncVectorEnv {theirs:.3f} s, ratio {ratio:.2f}"
     )
+
+
+def steps_per_second(supervisor: EnvSupervisor, seconds: float) -> float:
+    rows, rounds, begin = action_rows(supervisor.env_num), 0, time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        supervisor.step_arrays(next(rows))
+        rounds += 1
+    return rounds * supervisor.env_num / (time.perf_counter() - begin)
+
+
+def compare_steps(methods: list[str], rounds: int) -> None:
+    with ExitStack() as stack:
+        opened = {
+            method: stack.enter_context(EnvSupervisor(env_fn=TINY.factories(8), mp_ctx=method, timesteps=False))
+            for method in methods
+        }
+        for supervisor in opened.values():
+            supervisor.launch()
+            steps_per_second(supervisor, 0.2)
+        for method, (rate, ratio) in take_turns(opened, steps_per_second, 0.2, rounds, methods[0]).items():
+            print(f"{method:11}    8 environments: {rate:,.0f} steps/s, {ratio:.2f} of {methods[0]}")
 
 
 class Small:
@@ -103,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     for method in args.methods:
         compare(args.num_envs, args.rounds if method == "fork" else min(args.rounds, 3), method)
+    compare_steps(args.methods, 3 * args.rounds)
     spawned_worker(args.rounds)
     return 0
 

@@ -30,8 +30,13 @@ DEFAULT_CLOSE_TIMEOUT = 10.0
 
 
 class Listener(Protocol):
-    """Who is told of what comes from the workers."""
+    """Who is told of what comes from the workers.
 
+    Attributes:
+        hosted_noun: what workers host, in a message.
+    """
+
+    hosted_noun: str
     clock: Callable[[], float]
     _lock: Any
 
@@ -453,8 +458,11 @@ class Child(ABC):
 
     def name(self) -> str:
         """The worker by the ids of what it hosts."""
-        ids = ", ".join(map(str, self._locals))
-        return f"the worker of environment{'s' if len(self._locals) > 1 else ''} {ids}"
+        return f"the worker of {self.named(self.proc_ids)}"
+
+    def named(self, proc_ids: Sequence[int]) -> str:
+        """What to call some of what it hosts in a message: what they are, and their ids."""
+        return f"{self.listener.hosted_noun}{'s' if len(proc_ids) > 1 else ''} {', '.join(map(str, proc_ids))}"
 
 
 def close_timeout(timeout: Optional[float]) -> float:

@@ -26,6 +26,7 @@ _UNUSUAL = DONE | FAILED | EXTRA
 class EnvReplies(Supervisor):
     """A supervisor of environments, as far as it listens to them."""
 
+    hosted_noun = "environment"
     _policy: Policy
     _history: History
     _auto_reset: bool

@@ -296,7 +296,7 @@ class ChildProcess(Child):
         ids = request.proc_ids[request.answered :]
         if request.owner is None:
             ids = ids[:1]  # Each is answered as soon as it is done.
-        return f" of environment{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))}"
+        return f" of {self.named(ids)}"
 
     def _name(self, process: WorkerProcess) -> str:
         return f"{self.name()} (pid {process.pid})"

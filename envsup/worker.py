@@ -305,7 +305,8 @@ class PipeServer:
         self._request_fd = request_fd
         self._reply_fd = reply_fd
         self._buffer = b""
-        # Of the last request for steps, which most are like: its form, where that ends, and how its numbers are read.
+        # Of the last request for steps, which most are like: its form, where that ends, the size of all of it, and how
+        # its numbers are read.
         self._form = b"-"
         self._form_end = HEADER_SIZE
         self._size = -1
@@ -332,12 +333,13 @@ class PipeServer:
         return True
 
     def _perform_other(self, request: bytes) -> bool:
-        """Carry out a request that is not for the same steps as the last one for steps."""
+        """Carry out a request that is not all that was read, or not for the same steps as the last one for steps."""
         if not request:
             return False
         seq, kind, flags, count, _ = HEADER.unpack_from(request)
         if kind == STEP:
-            self._read_form(request, flags, count)
+            if request[NUMBER.size : self._form_end] != self._form:
+                self._read_form(request, flags, count)
             return self._perform(request)
         if kind == CALL:
             self._call(seq, request[HEADER_SIZE:])

@@ -43,6 +43,7 @@ class WorkerGroup(WaitingLoop):
         mp_ctx: how processes are started: a context of ``multiprocessing``, or "fork", "spawn" or "forkserver".
     """
 
+    hosted_noun = "object"
     TYPE_MAPPING: ClassVar[Mapping[ChildType, type[Child]]] = {
         ChildType.PROCESS: ChildProcess,
         ChildType.THREAD: ChildThread,
@@ -346,10 +347,10 @@ class WorkerGroup(WaitingLoop):
     def _timeout_error(self, child: Child, request: Request) -> WorkerTimeout:
         ids = request.proc_ids[request.answered :]
         what = "was not built" if request.method == BUILD_METHOD else f"did not answer {request.method}"
-        message = f"environment{'s' if len(ids) > 1 else ''} {', '.join(map(str, ids))} {what} within {request.limit} s"
+        message = f"{child.named(ids)} {what} within {request.limit} s"
         first = child.open[0] if child.open else request
         if first is not request and first.expired:
-            message += f", as its worker has not come back from {first.method} of environment {first.proc_ids[0]}"
+            message += f", as its worker has not come back from {first.method} of {child.named(first.proc_ids[:1])}"
         stack, condition = child.stack()
         if condition:
             message += f"; {condition}"

@@ -819,3 +819,13 @@ def test_shm_callback_that_cannot_be_called_is_a_type_error_when_it_is_registere
     """Each request failed for it."""
     with pytest.raises(TypeError, match="shm_callback"):
         Supervisor("process").register(Counter, None, 5)  # type: ignore[arg-type]
+
+
+def test_error_of_a_lost_worker_calls_what_it_hosts_an_object(make_sup: MakeSupervisor) -> None:
+    """It spoke of an environment, of which there is none."""
+    sup = make_sup()
+    sup.start_link()
+    sent = ask(sup, 1, "add")
+    sup._children[1].restart()
+    (lost,) = sup.recv_all([sent], ignore_err=True)
+    assert str(lost.err).startswith("the worker of object 1 ")
