@@ -209,28 +209,32 @@ class ArrayCollector(Collector):
     """Makes a row for each environment."""
 
     def prepare(self) -> None:
-        """To be called when the steps are sent: what is noted as the newest observations now is the last good one."""
+        """Make what needs no reply; to be called when the steps are sent.
+
+        What is noted as the newest observations now is the last good one.
+        """
+        count = len(self.env_ids)
         self._last_good = self._ready.snapshot()
-        self._reader = self._slots.open_round(len(self.env_ids), in_arrays=True)
+        self._reader = self._slots.open_round(count, in_arrays=True)
+        self._infos: list[dict[Any, Any]] = [{} for _ in range(count)]
+        self._failed: Array = np.zeros(count, dtype=np.bool_)
+        self._env_id: Array = np.arange(count) if self._is_whole else np.array(self.env_ids)
 
     def collect(self) -> StepArrays:
         """The arrays, when all replies are there."""
         ended, others = self._sort()
-        count = len(self.env_ids)
-        infos: list[dict[Any, Any]] = [{} for _ in range(count)]
+        count, infos, failed = len(self.env_ids), self._infos, self._failed
         for row in ended:
             infos[row] = info_of(self.owner.statuses[self.env_ids[row]])
         table = None
         if self._reader is not None and len(others) < count:
             table = _Table(self._reader, None if self._is_whole else self.env_ids)
         done = np.zeros(count, dtype=np.bool_) if table is None else table.done
-        failed = np.zeros(count, dtype=np.bool_)
         values: dict[int, tuple[Any, Any]] = {}
         for row in others:
             values[row], done[row], infos[row], failed[row] = self._row(row)
         obs, reward = _filled(table, values, count)
-        env_id = np.arange(count) if self._is_whole else np.array(self.env_ids)
-        return StepArrays(obs, reward, done, infos, env_id, failed)
+        return StepArrays(obs, reward, done, infos, self._env_id, failed)
 
     def _row(self, row: int) -> tuple[tuple[Any, Any], bool, dict[Any, Any], bool]:
         """((observation, reward), done, info, failed) of a row that is not read as it is."""
