@@ -159,7 +159,7 @@ class Environment:
             close()
 
     def _is_obs_with_info(self, result: Any) -> bool:
-        if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             return False
         space = getattr(self._env, "observation_space", None)
         return "Tuple" not in class_names(space) or not _is_in_tuple_space(space, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Mapping, Optional
 
@@ -22,6 +23,7 @@ class ForkServerWorker:
         self._variables = variables
 
     def _bootstrap(self, parent_sentinel: Optional[int] = None) -> int:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Before imports that take their time.
         from multiprocessing import forkserver, get_context
 
         os.environ.update(self._variables)

@@ -319,9 +319,14 @@ def _spawn(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> No
     command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
     environment = {**os.environ, **spec.threads.variables()} if spec.threads else None
     stderr = stderr_fd if stderr_fd >= 0 else None
-    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
-    worker.born.append(process.pid)
-    process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
+    # Ctrl-C reaches an interpreter that is still starting, too: the worker inherits the mask, and then ignores it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
+        worker.born.append(process.pid)
+        process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _ask_forkserver(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> None:

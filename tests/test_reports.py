@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -86,6 +87,100 @@ def test_close_that_exits_is_nobodys_problem(make_local: Make, monkeypatch: pyte
     assert not any(map(abnormal, sup.step([1, 1])))
     sup.close()
     assert log.read_text().splitlines().count("close") >= 3
+
+
+class ForksItself(ScriptedEnv):
+    """Forks in a step, and both processes go on."""
+
+    def step(self, action: Any) -> Any:
+        """The worker waits until the other one has ended."""
+        pid = os.fork() if action == "fork" else 0
+        if pid:
+            os.waitpid(pid, 0)
+        return super().step(0 if pid == 0 and action == "fork" else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@kinds(FORK, MESSAGES, SPAWN)
+def test_process_that_an_environment_forks_and_comes_back(make_of: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """It answered the step too, and took requests from the worker (pexpect 4, amoffat/sh 202: an exec that fails)."""
+    sup = make_of([partial(ForksItself, length=50)] * 2)
+    sup.launch()
+    pids = [child.pid for child in sup._children]
+    for number in range(1, 5):
+        timesteps = sup.step(["fork" if number == 2 else 1, 1])
+        assert [ts.obs.tolist()[2:] for ts in timesteps] == [[number, 1], [number, 1]]
+    assert [child.pid for child in sup._children] == pids
+    assert capfd.readouterr().err.count("returned from its call, and was ended") == 1
+
+
+@kinds(SPAWN)
+def test_interrupt_of_the_terminal_while_an_interpreter_starts(make_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers ignored it once they ran, and ended with pages of tracebacks before (openai/gym 1543)."""
+    start = subprocess.Popen
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        process = start(*args, **kwargs)
+        os.kill(process.pid, signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    sup = make_of(length_of(50))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    sup.launch()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    pid = sup._children[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+    assert not any(map(abnormal, sup.step([1, 1])))
+
+
+class Licensed(ScriptedEnv):
+    """Needs what only one environment at a time can have, and fails in resets that were asked to."""
+
+    licence = threading.Lock()
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not self.licence.acquire(blocking=False):
+            raise OSError("address already in use")
+
+    def reset(self, do: str = "ok", faults: Any = None, **kwargs: Any) -> Any:
+        """Raises once for each of the faults."""
+        if faults is not None and not faults.empty():
+            raise faults.get()
+        return super().reset(do, **kwargs)
+
+    def close(self) -> None:
+        """Gives it back."""
+        super().close()
+        self.licence.release()
+
+
+@kinds(THREAD)
+def test_thread_that_is_renewed_closes_its_environment_first(make_of: Make) -> None:
+    """It was never closed, and what it held could not be had again (Unity ml-agents 1505: the port is in use)."""
+    faults: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    faults.put(ValueError("lost the simulator"))
+    sup = make_of([Licensed], retry_type="renew", max_try=2)
+    sup.launch()
+    sup.reset({0: {"faults": Shared(faults)}})
+    assert sup.ready_obs_id == [0]
+    sup._children[0].restart()
+    sup.reset()
+    assert not abnormal(sup.step([1])[0])
+    sup.close()
+    assert not Licensed.licence.locked()
+
+
+class Shared:
+    """A queue that is not copied with the parameters that hold it."""
+
+    def __init__(self, queue: Any) -> None:
+        self.empty, self.get = queue.empty, queue.get
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
 
 
 FORKED = {
