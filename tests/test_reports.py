@@ -135,6 +135,29 @@ def test_interrupt_of_the_terminal_while_an_interpreter_starts(make_of: Make, mo
     assert not any(map(abnormal, sup.step([1, 1])))
 
 
+class Variables(ScriptedEnv):
+    """Tells of the environment of its process."""
+
+    def variables(self) -> list[Any]:
+        """Those of this test."""
+        return [os.environ.get(name) for name in ("ENVSUP_DEVICE", "ENVSUP_SECRET")]
+
+
+@kinds(FORK, SPAWN, FORKSERVER)
+def test_variables_set_before_a_launch_reach_its_workers(make_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a fork server had the variables of when that was started (OpenTau 402: all rendered on one GPU)."""
+    monkeypatch.setenv("ENVSUP_DEVICE", "0")
+    monkeypatch.setenv("ENVSUP_SECRET", "x")
+    sup = make_of([Variables])
+    sup.launch()
+    assert sup.call("variables") == [["0", "x"]]
+    monkeypatch.setenv("ENVSUP_DEVICE", "1")
+    monkeypatch.delenv("ENVSUP_SECRET")
+    sup.close()
+    sup.launch()
+    assert sup.call("variables") == [["1", None]]
+
+
 class Licensed(ScriptedEnv):
     """Needs what only one environment at a time can have, and fails in resets that were asked to."""
 
