@@ -60,7 +60,7 @@ class Environment:
         self._next_seed: Optional[int] = None
         self._reset_info: dict[Any, Any] = {}
         self._replayed_rewards: list[Optional[float]] = []
-        self._step = env.step
+        _ = env.step  # What has none is no environment, which is to be told when it is built.
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -84,7 +84,7 @@ class Environment:
         Raises:
             InvalidTimestep: if the environment returned something else.
         """
-        result = self._step(action)
+        result = self._env.step(action)
         if type(result) is tuple and len(result) == 5 and result[2] is False and result[3] is False:
             obs, reward, _, _, info = result
             if type(info) is dict:
@@ -146,7 +146,6 @@ class Environment:
             self._env.enable_save_replay(replay_path)
             return
         self._env = record_video(self._env, os.fspath(replay_path), self._env_id)
-        self._step = self._env.step
 
     def _render_frame(self, max_side: Optional[int]) -> Any:
         """What the environment looks like now; see ``frame_of``."""

@@ -485,6 +485,32 @@ def test_wrapper_that_has_an_answer_to_any_name(make_of: Make, answer: Any) -> N
     assert not any(map(abnormal, sup.step([1, 1])))
 
 
+class Phased(ScriptedEnv):
+    """Has another step from its first one on, until it is reset."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """The first step again."""
+        self.__dict__.pop("step", None)
+        return super().reset(*args, **kwargs)
+
+    def step(self, action: Any) -> Any:
+        """The first step of an episode."""
+        self.__dict__["step"] = self.later
+        return super().step(action)
+
+    def later(self, action: Any) -> Any:
+        """All others."""
+        return super().step(action + 10)
+
+
+@kinds(FORK, THREAD, SPAWN)
+def test_step_that_an_environment_has_replaced(make_of: Make) -> None:
+    """That of when it was built was called (a sibling of Stable-Baselines3 1573: what is set is not what is used)."""
+    sup = make_of([partial(Phased, length=3)] * 2)
+    sup.launch()
+    assert [sup.step([1, 1])[0].obs[3].item() for _ in range(6)] == [1, 11, 11, 1, 11, 11]
+
+
 class Elliptic(ScriptedEnv):
     """Has an attribute and a method that are three dots."""
 
