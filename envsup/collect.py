@@ -22,6 +22,8 @@ _NOTHING: Any = object()
 
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 _NUMBER_KINDS = "biuf"
+_LARGEST = int(np.finfo(np.float64).max)
+"""An int beyond it is no float."""
 
 
 class StepArrays(tuple[Any, ...]):
@@ -283,7 +285,7 @@ class _Table:
 def _is_number(reward: Any) -> bool:
     if isinstance(reward, np.ndarray):
         return reward.shape == () and reward.dtype.kind in _NUMBER_KINDS
-    return isinstance(reward, _NUMBERS)
+    return isinstance(reward, _NUMBERS) and not (type(reward) is int and abs(reward) > _LARGEST)
 
 
 def _has_form_of(rewards: Array, reward: Any) -> bool:
@@ -324,7 +326,7 @@ def stack_rewards(rewards: Sequence[Any]) -> Array:
     found = [reward for reward in rewards if reward is not _NOTHING]
     if all(map(_is_number, found)):
         return np.array([0.0 if reward is _NOTHING else float(reward) for reward in rewards])
-    nothing = 0.0 if _is_number(found[0]) else np.zeros_like(found[0])
+    nothing = 0.0 if _is_number(found[0]) else np.zeros_like(leaf(found[0]))
     values = [nothing if reward is _NOTHING else reward for reward in rewards]
     # A number among others is a float too, whichever way it came.
     stacked: Array = stack([float(value) if _is_number(value) else value for value in values])

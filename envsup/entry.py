@@ -14,6 +14,7 @@ import numpy as np
 
 from envsup.hosting import host_for
 from envsup.meter import Meters
+from envsup.parent_ends import close_in_forked_children
 from envsup.spec import WorkerSpec, unpack_spec
 from envsup.stack_dump import dump_stack_into
 from envsup.worker import PipeServer
@@ -73,8 +74,24 @@ def _run(spec: WorkerSpec, request_fd: int, reply_fd: int, life_fd: int) -> None
     meters = Meters(len(spec.hosted), spec.probe)
     host = host_for(spec.hosted, spec.arena, meters, spec.probe, spec.life)
     host.after_build = spec.threads.apply_again if spec.threads else None
-    PipeServer(host, request_fd, reply_fd).serve()
+    server, pid = PipeServer(host, request_fd, reply_fd), os.getpid()
+    close_in_forked_children(server)
+    try:
+        server.serve()
+    except OSError:
+        if os.getpid() != pid:
+            _end_copy()
+        raise
     _leave_behind()
+
+
+def _end_copy() -> None:
+    """An environment has forked this process, and it came back into the worker's loop."""
+    text = "envsup: a process that an environment had forked returned from its call, and was ended\n"
+    try:
+        os.write(2, text.encode())
+    finally:
+        os._exit(1)
 
 
 def _leave_behind() -> None:

@@ -60,7 +60,7 @@ class Environment:
         self._next_seed: Optional[int] = None
         self._reset_info: dict[Any, Any] = {}
         self._replayed_rewards: list[Optional[float]] = []
-        self._step = env.step
+        _ = env.step  # What has none is no environment, which is to be told when it is built.
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -84,7 +84,7 @@ class Environment:
         Raises:
             InvalidTimestep: if the environment returned something else.
         """
-        return timestep_of(self._step(action))
+        return timestep_of(self._env.step(action))
 
     def seed(self, seed: int, dynamic_seed: Optional[bool] = None) -> None:
         """Seed the environment: by its own ``seed`` method, else with the first ``reset(seed=...)`` that follows."""
@@ -141,7 +141,6 @@ class Environment:
             self._env.enable_save_replay(replay_path)
             return
         self._env = record_video(self._env, os.fspath(replay_path), self._env_id)
-        self._step = self._env.step
 
     def _render_frame(self, max_side: Optional[int]) -> Any:
         """What the environment looks like now; see ``frame_of``."""
@@ -154,7 +153,7 @@ class Environment:
             close()
 
     def _is_obs_with_info(self, result: Any) -> bool:
-        if type(result) is not tuple or len(result) != 2 or not isinstance(result[1], dict):
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
             return False
         space = getattr(self._env, "observation_space", None)
         return "Tuple" not in class_names(space) or not _is_in_tuple_space(space, result)

@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 import os
 import signal
-import tempfile
 import time
 from typing import NamedTuple, Optional
 
-from envsup.owned import close_all, note
+from envsup.owned import close_all, note_anonymous_file
 from envsup.stack_dump import STACK_SIGNAL
 from envsup.stderr_file import StderrFile
 
@@ -33,11 +32,7 @@ def open_anonymous_file(name: str, owned: list[int]) -> int:
     """A descriptor, noted in ``owned``, of an empty file without a name, which is only appended to."""
     import fcntl
 
-    if hasattr(os, "memfd_create"):
-        note(owned, os.memfd_create, name)
-    else:
-        with tempfile.TemporaryFile() as file:
-            note(owned, os.dup, file.fileno())
+    note_anonymous_file(owned, name)
     fd = owned[-1]
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     return fd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Mapping, Optional
 
@@ -13,7 +14,7 @@ class ForkServerWorker:
     Arguments:
         count: descriptors that are sent along.
         stderr_too: the last of them is for its standard error.
-        variables: for its environment.
+        variables: its environment; that of the server is as old as the server.
     """
 
     def __init__(self, count: int, stderr_too: bool, variables: Mapping[str, str]) -> None:
@@ -22,8 +23,10 @@ class ForkServerWorker:
         self._variables = variables
 
     def _bootstrap(self, parent_sentinel: Optional[int] = None) -> int:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Before imports that take their time.
         from multiprocessing import forkserver, get_context
 
+        os.environ.clear()
         os.environ.update(self._variables)
         is_fresh = "numpy" not in sys.modules
         fds = (forkserver.get_inherited_fds() or [])[-self._count :]

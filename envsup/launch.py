@@ -317,11 +317,19 @@ def _spawn(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> No
     fds = [*worker_fds, *shared]
     flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
-    environment = {**os.environ, **spec.threads.variables()} if spec.threads else None
-    stderr = stderr_fd if stderr_fd >= 0 else None
-    process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
-    worker.born.append(process.pid)
-    process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
+    environment, stderr = _environment_for(spec), stderr_fd if stderr_fd >= 0 else None
+    # Ctrl-C reaches an interpreter that is still starting, too: the worker inherits the mask, and then ignores it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
+        worker.born.append(process.pid)
+        process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _environment_for(spec: WorkerSpec) -> dict[str, str]:
+    return {**os.environ, **(spec.threads.variables() if spec.threads else {})}
 
 
 def _ask_forkserver(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> None:
@@ -340,7 +348,7 @@ def _ask_forkserver(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[in
     worker.owned[-1:], worker.lent[2:] = [], [data_w]
     # What multiprocessing sends, without the user's main module: cloudpickle carries what is defined there.
     preparation = {"name": "envsup-worker", "sys_path": list(sys.path), "sys_argv": sys.argv, "dir": os.getcwd()}
-    task = ForkServerWorker(len(fds), stderr_fd >= 0, spec.threads.variables() if spec.threads else {})
+    task = ForkServerWorker(len(fds), stderr_fd >= 0, _environment_for(spec))
     data = pickle.dumps(preparation) + pickle.dumps(task)
     while data:
         data = data[os.write(data_w, data) :]

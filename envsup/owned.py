@@ -7,10 +7,14 @@ and closing.
 
 from __future__ import annotations
 
+import errno
 import os
+import tempfile
 from collections import deque
 from itertools import chain, starmap
 from typing import Any, Callable
+
+_REFUSALS = (errno.ENOSYS, errno.EPERM, errno.EACCES)  # Of old kernels, and of sandboxes.
 
 
 def note(owned: list[int], make: Callable[..., int], *args: Any) -> None:
@@ -21,6 +25,17 @@ def note(owned: list[int], make: Callable[..., int], *args: Any) -> None:
 def note_all(owned: list[int], make: Callable[..., tuple[int, ...]], *args: Any) -> None:
     """Call ``make`` and append the items of what it returns."""
     owned.extend(chain.from_iterable(starmap(make, (args,))))
+
+
+def note_anonymous_file(owned: list[int], name: str) -> None:
+    """Append a descriptor of an empty file without a name; in memory, unless the system refuses that."""
+    try:
+        note(owned, os.memfd_create, name)
+    except (AttributeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in _REFUSALS:
+            raise
+        with tempfile.TemporaryFile() as file:
+            note(owned, os.dup, file.fileno())
 
 
 def close_all(owned: list[int]) -> None:

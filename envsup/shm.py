@@ -8,7 +8,6 @@ from __future__ import annotations
 import mmap
 import os
 import sys
-import tempfile
 import weakref
 from typing import Any, Iterator, Mapping, Optional, Union, cast
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from envsup.descriptors import above_standard_streams
+from envsup.owned import note_anonymous_file
 
 Array = npt.NDArray[Any]
 
@@ -109,11 +109,9 @@ def _left_up_to(root: str, path: str, limit: str, usage: str, prefix: str) -> It
 
 
 def _anonymous_file(size: int) -> int:
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("envsup")
-    else:
-        with tempfile.TemporaryFile() as file:
-            fd = os.dup(file.fileno())
+    owned: list[int] = []
+    note_anonymous_file(owned, "envsup")
+    (fd,) = owned
     try:
         # Reserved now: a page that cannot be had later would be a SIGBUS.
         if hasattr(os, "posix_fallocate"):

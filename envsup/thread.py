@@ -18,6 +18,7 @@ from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
 from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
 from envsup.child import Child, Listener
+from envsup.envs import EnvironmentFactory
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
 from envsup.hosting import host_for
@@ -26,6 +27,9 @@ from envsup.request import Request
 from envsup.values import copy_value
 from envsup.waiting import Waiting
 from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
+
+_CLOSING = 1.0
+"""How long a thread waits for what its predecessor hosted to be closed: it may hold what only one can have."""
 
 
 class _Task(NamedTuple):
@@ -56,13 +60,13 @@ class _Life:
     The thread does not keep the child alive, and leaves when that is gone.
     """
 
-    def __init__(self, child: "ChildThread") -> None:
+    def __init__(self, child: "ChildThread", before: Optional[threading.Thread]) -> None:
         self.tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self.replies: deque[tuple[int, int, Any]] = deque()
         hosted = [Hosted(h.proc_id, h.init) for h in child.hosted]
         self.meters = Meters(len(hosted), child.probe)
         watched = (self.meters, child.probe, child.life)
-        arguments = (weakref.ref(child), hosted, self.tasks, self.replies, *watched)
+        arguments = (weakref.ref(child), hosted, self.tasks, self.replies, *watched, before)
         self.thread = threading.Thread(target=_serve, args=arguments, name=child.name(), daemon=True)
         self.finalizer = weakref.finalize(child, self.tasks.put, _Task(STOP, work=CLOSE_ALL))
         self.finalizer.atexit = False
@@ -90,9 +94,12 @@ def _serve(
     meters: Meters,
     probe: Optional[Probe],
     life: int,
+    before: Optional[threading.Thread],
 ) -> None:
     """What the thread does: build everything, then answer until told to stop."""
     host, answers = host_for(hosted, None, meters, probe, life), _Answers(child, replies)
+    if before is not None:
+        before.join(_CLOSING)
     for local in range(len(hosted)):
         answers.send(BUILD, 0, _built(host, local))
     receive = host.waits(tasks.get)
@@ -176,6 +183,7 @@ class ChildThread(Child):
     def __init__(self, hosted: list[Hosted], listener: Listener, launch_timeout: Optional[float] = None) -> None:
         super().__init__(hosted, listener, launch_timeout)
         self._current: Optional[_Life] = None
+        self._leaving: Optional[threading.Thread] = None
         self._closing = False
         self._holder: Optional[Waiting] = None
 
@@ -190,7 +198,8 @@ class ChildThread(Child):
 
     def _start(self) -> None:
         self._closing = False
-        self._current = life = _Life(self)
+        self._current = life = _Life(self, self._leaving)
+        self._leaving = None
         try:
             life.thread.start()
         except RuntimeError as error:
@@ -283,12 +292,15 @@ class ChildThread(Child):
         return self._current is None
 
     def kill(self) -> None:
-        """Abandon the thread; if it is not stuck, it leaves when it has done what it was sent."""
+        """Abandon the thread; if it is not stuck, it does what it was sent, closes its environments, and leaves."""
         if self._current is not None:
+            self._leaving = None if self.open else self._current.thread
             for request in list(self.open):
                 if request.owner is not None:
                     self.listener.ring(self, request.owner.arrive())
-            self._current.tasks.put(_Task(STOP))
+            # What was not made for this life alone, its successor is to have as it is.
+            made = isinstance(self.hosted[0].init, EnvironmentFactory)
+            self._current.tasks.put(_Task(STOP, work=CLOSE_ALL if made else None))
             self._current.meters.detach()
             self._current.finalizer.detach()
             self._current = None

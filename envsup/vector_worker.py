@@ -67,7 +67,6 @@ class AdaptedEnv:
 
     def __init__(self, env: Any, keeps_final: bool) -> None:
         self._env = env
-        self._step = env.step
         self._keeps_final = keeps_final
         root = layout_of(read_attribute(env, "observation_space")).root
         self._conform = _conformer(root)
@@ -106,7 +105,7 @@ class AdaptedEnv:
 
     def step(self, action: Any) -> tuple[Any, ...]:
         """Step the environment; returns five items while the episode goes on, else four with an ``Ended`` as info."""
-        obs, reward, terminated, truncated, info = self._step(action)
+        obs, reward, terminated, truncated, info = self._env.step(action)
         if type(reward) is not float:
             reward = float(reward.item() if isinstance(reward, np.ndarray) else reward)
         given = obs

@@ -159,6 +159,12 @@ class Host:
         for seat in self._seats:
             seat.dispose()
 
+    def detach(self) -> None:
+        """Write to nothing that is shared any more: this process is not the worker but was forked from it."""
+        self.meters.detach()
+        for seat in self._seats:
+            seat.writer = None
+
     def step(self, local: int, slot: int, action: Any) -> tuple[int, Any]:
         """Step an environment; returns the status bits and what of the timestep is not in the arena."""
         seat = self._seats[local]
@@ -168,7 +174,7 @@ class Host:
             return FAILED | EXTRA, action.reason
         try:
             begin = perf_counter()
-            result = seat.target._step(action)
+            result = seat.target._env.step(action)
             seconds = perf_counter() - begin
             has_five = type(result) is tuple and len(result) == 5 and type(result[4]) is dict
             if has_five and result[2] is result[3] is False:  # Nearly every step of gymnasium's environments.
@@ -323,6 +329,13 @@ class PipeServer:
         receive = self._host.waits(self._receive)
         while self._perform(receive()):
             pass
+
+    def close_descriptors(self) -> None:
+        """In a process that an environment has forked: should it come back from there, it is not to answer too."""
+        self._host.detach()
+        os.close(self._request_fd)
+        os.close(self._reply_fd)
+        self._request_fd = self._reply_fd = -1
 
     def _perform(self, data: bytes) -> bool:
         """Carry out the request that ``data`` begins with and answer it; returns whether there may be another."""

@@ -353,6 +353,19 @@ def test_reward_that_is_no_number_costs_no_timestep(make_local: Make) -> None:
     assert list(found.reward) == [1.0, {"score": 2.0}]
 
 
+@pytest.mark.parametrize("other", [0, "raise"])
+@pytest.mark.parametrize("reward", [2**2000, torch.tensor([2.0], requires_grad=True)], ids=["large", "tensor"])
+def test_reward_that_numpy_makes_no_number_of(make_local: Make, reward: Any, other: Any) -> None:
+    """An int beyond all floats, and a tensor that requires a gradient, were errors of the call, as above."""
+    sup = make_local([player((vector(1, 2), reward, False, {})), player((vector(3, 4), 0.5, False, {}))])
+    sup.launch()
+    found = sup.step_arrays([0, other])
+    assert found.failed.tolist() == [False, other != 0]
+    assert len(found.reward) == 2
+    assert found.reward[0] == reward
+    assert found.reward[1] == (0 if found.failed[1] else 0.5)
+
+
 @pytest.mark.parametrize("done", [True, np.bool_(True), 1, np.array(True), np.array([True])], ids=repr)
 def test_done_of_any_form_is_a_bool(make_local: Make, done: Any) -> None:
     replies: list[Any] = [(vector(1, 2), 1.0, False, {}), (vector(3, 4), 1.0, done, {})]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 import pytest
@@ -545,6 +545,13 @@ def test_thread_passes_on_what_cannot_be_copied() -> None:
 # -- resets --
 
 
+class ResetReturn(NamedTuple):
+    """What a reset returns, with names."""
+
+    obs: Any
+    info: dict[str, Any]
+
+
 class Informed(Player):
     """Resets with info."""
 
@@ -574,6 +581,7 @@ def test_such_a_tuple_is_the_observation_where_the_space_contains_it(make_local:
     ("space", "first", "obs"),
     [
         (None, (1, {"a": 1}), 1),
+        (None, ResetReturn(1, {"a": 1}), 1),
         (None, (1, 2), (1, 2)),
         (None, [1, {}], [1, {}]),
         (Tuple(1, 2), ((1, 2), {}), ((1, 2), {})),
@@ -581,6 +589,7 @@ def test_such_a_tuple_is_the_observation_where_the_space_contains_it(make_local:
     ],
 )
 def test_reset_with_info_is_told_from_an_observation(space: Optional[Any], first: Any, obs: Any) -> None:
+    """One with names was taken for the observation, though a step's may have names (gymnasium's interface)."""
     env = Player(first=first)
     env.observation_space = space
     assert Environment(env).reset() == obs

@@ -132,6 +132,8 @@ NEEDED_BY_A_WORKER = [
     "testing_env",
     "testing_faults",
     "memory",
+    "owned",
+    "parent_ends",
     "ray_worker",
 ]
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import queue
 import select
 import signal
 import subprocess
@@ -86,6 +88,141 @@ def test_close_that_exits_is_nobodys_problem(make_local: Make, monkeypatch: pyte
     assert not any(map(abnormal, sup.step([1, 1])))
     sup.close()
     assert log.read_text().splitlines().count("close") >= 3
+
+
+class ForksItself(ScriptedEnv):
+    """Forks in a step, and both processes go on."""
+
+    def step(self, action: Any) -> Any:
+        """The worker waits until the other one has ended."""
+        pid = os.fork() if action == "fork" else 0
+        if pid:
+            os.waitpid(pid, 0)
+        return super().step(0 if pid == 0 and action == "fork" else 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@kinds(FORK, MESSAGES, SPAWN)
+def test_process_that_an_environment_forks_and_comes_back(make_of: Make, capfd: pytest.CaptureFixture[str]) -> None:
+    """It answered the step too, and took requests from the worker (pexpect 4, amoffat/sh 202: an exec that fails)."""
+    sup = make_of([partial(ForksItself, length=50)] * 2)
+    sup.launch()
+    pids = [child.pid for child in sup._children]
+    for number in range(1, 5):
+        timesteps = sup.step(["fork" if number == 2 else 1, 1])
+        assert [ts.obs.tolist()[2:] for ts in timesteps] == [[number, 1], [number, 1]]
+    assert [child.pid for child in sup._children] == pids
+    assert capfd.readouterr().err.count("returned from its call, and was ended") == 1
+
+
+@kinds(SPAWN)
+def test_interrupt_of_the_terminal_while_an_interpreter_starts(make_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers ignored it once they ran, and ended with pages of tracebacks before (openai/gym 1543)."""
+    start = subprocess.Popen
+
+    def interrupted(*args: Any, **kwargs: Any) -> Any:
+        process = start(*args, **kwargs)
+        os.kill(process.pid, signal.SIGINT)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    sup = make_of(length_of(50))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    sup.launch()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    pid = sup._children[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGINT)
+    assert not any(map(abnormal, sup.step([1, 1])))
+
+
+class Variables(ScriptedEnv):
+    """Tells of the environment of its process."""
+
+    def variables(self) -> list[Any]:
+        """Those of this test."""
+        return [os.environ.get(name) for name in ("ENVSUP_DEVICE", "ENVSUP_SECRET")]
+
+
+@kinds(FORK, SPAWN, FORKSERVER)
+def test_variables_set_before_a_launch_reach_its_workers(make_of: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a fork server had the variables of when that was started (OpenTau 402: all rendered on one GPU)."""
+    monkeypatch.setenv("ENVSUP_DEVICE", "0")
+    monkeypatch.setenv("ENVSUP_SECRET", "x")
+    sup = make_of([Variables])
+    sup.launch()
+    assert sup.call("variables") == [["0", "x"]]
+    monkeypatch.setenv("ENVSUP_DEVICE", "1")
+    monkeypatch.delenv("ENVSUP_SECRET")
+    sup.close()
+    sup.launch()
+    assert sup.call("variables") == [["1", None]]
+
+
+@kinds(FORK, SPAWN, FORKSERVER)
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM, None])
+def test_system_that_refuses_files_in_memory(make_of: Make, monkeypatch: pytest.MonkeyPatch, number: Any) -> None:
+    """Nothing started: there was a way out only where Python has no memfd_create (liamg/memit 3, DMOJ judge 448)."""
+
+    def refuse(name: str) -> int:
+        raise OSError(number, os.strerror(number))
+
+    if number is None:
+        monkeypatch.delattr(os, "memfd_create")
+    else:
+        monkeypatch.setattr(os, "memfd_create", refuse)
+    sup = make_of(length_of(50), max_try=2)
+    sup.launch()
+    assert abnormal(sup.step(["kill", 1])[0])
+    assert [ts.obs[3].item() for ts in sup.step([4, 5])] == [4, 5]
+
+
+class Licensed(ScriptedEnv):
+    """Needs what only one environment at a time can have, and fails in resets that were asked to."""
+
+    licence = threading.Lock()
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not self.licence.acquire(blocking=False):
+            raise OSError("address already in use")
+
+    def reset(self, do: str = "ok", faults: Any = None, **kwargs: Any) -> Any:
+        """Raises once for each of the faults."""
+        if faults is not None and not faults.empty():
+            raise faults.get()
+        return super().reset(do, **kwargs)
+
+    def close(self) -> None:
+        """Gives it back."""
+        super().close()
+        self.licence.release()
+
+
+@kinds(THREAD)
+def test_thread_that_is_renewed_closes_its_environment_first(make_of: Make) -> None:
+    """It was never closed, and what it held could not be had again (Unity ml-agents 1505: the port is in use)."""
+    faults: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+    faults.put(ValueError("lost the simulator"))
+    sup = make_of([Licensed], retry_type="renew", max_try=2)
+    sup.launch()
+    sup.reset({0: {"faults": Shared(faults)}})
+    assert sup.ready_obs_id == [0]
+    sup._children[0].restart()
+    sup.reset()
+    assert not abnormal(sup.step([1])[0])
+    sup.close()
+    assert not Licensed.licence.locked()
+
+
+class Shared:
+    """A queue that is not copied with the parameters that hold it."""
+
+    def __init__(self, queue: Any) -> None:
+        self.empty, self.get = queue.empty, queue.get
+
+    def __deepcopy__(self, memo: Any) -> Shared:
+        return self
 
 
 FORKED = {
@@ -365,6 +502,32 @@ def test_wrapper_that_has_an_answer_to_any_name(make_of: Make, answer: Any) -> N
     sup.launch()
     assert sup.ready_obs[:, 0].tolist() == [5, 6]
     assert not any(map(abnormal, sup.step([1, 1])))
+
+
+class Phased(ScriptedEnv):
+    """Has another step from its first one on, until it is reset."""
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """The first step again."""
+        self.__dict__.pop("step", None)
+        return super().reset(*args, **kwargs)
+
+    def step(self, action: Any) -> Any:
+        """The first step of an episode."""
+        self.__dict__["step"] = self.later
+        return super().step(action)
+
+    def later(self, action: Any) -> Any:
+        """All others."""
+        return super().step(action + 10)
+
+
+@kinds(FORK, THREAD, SPAWN)
+def test_step_that_an_environment_has_replaced(make_of: Make) -> None:
+    """That of when it was built was called (a sibling of Stable-Baselines3 1573: what is set is not what is used)."""
+    sup = make_of([partial(Phased, length=3)] * 2)
+    sup.launch()
+    assert [sup.step([1, 1])[0].obs[3].item() for _ in range(6)] == [1, 11, 11, 1, 11, 11]
 
 
 class Elliptic(ScriptedEnv):
