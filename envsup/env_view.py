@@ -21,6 +21,7 @@ from envsup.probe import Learned, check_probe, learn, learn_in_worker
 from envsup.render import captions_of, grid_of
 from envsup.supervisor import data_of
 from envsup.worker import method_hint
+from envsup.wrappers import require_environment
 
 
 class EnvView(ObservedSupervisor):
@@ -43,7 +44,7 @@ class EnvView(ObservedSupervisor):
             learned = learn_in_worker(self._env_fn[0], measure, *kind, self._place_worker)
             learned = learned if spaces is None else Learned(learned.measured, *spaces)
         else:
-            self._env_ref = self._env_fn[0]()
+            self._env_ref = require_environment(self._env_fn[0]())
             learned = learn(self._env_ref, measure)
         if self._env_ref is None:
             self._env_ref = learned

@@ -20,7 +20,7 @@ from envsup.instances import Instances
 from envsup.meter import number_of
 from envsup.recording import record_video
 from envsup.spaces import class_names
-from envsup.wrappers import class_name, innermost
+from envsup.wrappers import class_name, innermost, require_environment
 
 
 class EnvironmentFactory:
@@ -39,7 +39,7 @@ class EnvironmentFactory:
         self.instances = Instances() if instances is None else instances
 
     def __call__(self) -> "Environment":
-        env = self.factory()
+        env = require_environment(self.factory())
         self.instances.claim(self.env_id, env)
         return Environment(env, self.env_id, self.owns_process)
 
@@ -60,7 +60,6 @@ class Environment:
         self._next_seed: Optional[int] = None
         self._reset_info: dict[Any, Any] = {}
         self._replayed_rewards: list[Optional[float]] = []
-        _ = env.step  # What has none is no environment, which is to be told when it is built.
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

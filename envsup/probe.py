@@ -13,6 +13,7 @@ from envsup.payload import ChildType, SendPayload
 from envsup.recording import library_of
 from envsup.supervisor import Supervisor
 from envsup.worker import dump
+from envsup.wrappers import require_environment
 
 logger = logging.getLogger("envsup")
 
@@ -116,7 +117,7 @@ class _Probe:
 
     def learn(self) -> Learned:
         """Build an environment and tell what can be sent of it."""
-        self._env = self._factory()
+        self._env = require_environment(self._factory())
         found = _learned(self._env, self._measure)
         kept = {name: value for name, value in vars(found).items() if name in _SPACES or _travels(value)}
         return Learned(**{"measured": None, **kept})

@@ -10,6 +10,7 @@ from envsup.envs import read_attribute
 from envsup.instances import instance_of
 from envsup.spaces import Leaf, Node, fits, is_fixed, layout_of
 from envsup.values import copy_value
+from envsup.wrappers import require_environment
 
 ENDED = "envsup.ended"
 """The key of an ``Ended`` in the info of the step that ends an episode."""
@@ -144,7 +145,7 @@ class AdaptedFactory:
 
     def __call__(self) -> AdaptedEnv:
         factory, keeps_final = self._arguments
-        return AdaptedEnv(factory(), keeps_final)
+        return AdaptedEnv(require_environment(factory()), keeps_final)
 
 
 def _check_info(method: str, info: Any) -> None:

@@ -83,6 +83,30 @@ def test_one_env_is_built_in_the_parent_to_learn_the_spaces_then_closed(tmp_path
     assert sup.reward_space is ScriptedEnv.reward_space
 
 
+class Chosen:
+    """A factory of environments, or of what is none."""
+
+    def __init__(self, made: Any, good: bool) -> None:
+        self.made, self.good = made, good
+
+    def __call__(self) -> Any:
+        return ScriptedEnv() if self.good else self.made
+
+
+NO_ENVIRONMENTS = [(None, "returned None"), ("CartPole-v1", "returned a str"), (ScriptedEnv, "the class ScriptedEnv")]
+
+
+@pytest.mark.parametrize(("made", "told"), NO_ENVIRONMENTS, ids=["none", "text", "class"])
+@pytest.mark.parametrize("probe", ["parent", "worker"])
+def test_factory_that_returns_no_environment_is_told_so(made: Any, told: str, probe: Any) -> None:
+    """It was an AttributeError of reset, of a space, or an argument that is missing."""
+    with pytest.raises(TypeError, match=told):
+        EnvSupervisor(env_fn=[Chosen(made, False)], probe=probe)
+    sup = EnvSupervisor(env_fn=[Chosen(made, True), Chosen(made, False)], probe=probe)
+    with pytest.raises(RuntimeError, match=told):
+        sup.launch()
+
+
 def test_env_ref_is_reset_if_its_spaces_are_missing_before(make_local: Make) -> None:
     sup = make_local([Late, Late])
     assert sup.observation_space.shape == (2,)
