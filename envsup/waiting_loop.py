@@ -162,9 +162,9 @@ class WaitingLoop:
             left = until_check if left is None else min(left, until_check)
         # Pollers take what is negative for no limit.
         left = LONGEST_POLL if left is None else min(max(left, 0.0), LONGEST_POLL)
+        self._polling_thread = threading.get_ident()
         self._polling = True
-        try:  # Ctrl-C may come anywhere in here: the lock is to be held afterwards, and the flag not set.
-            self._polling_thread = threading.get_ident()
+        try:  # Ctrl-C may come after any call in here: the lock is to be held once afterwards, and the flag not set.
             self._lock.release()
             ready = poller.poll(left)
         except (OSError, ValueError):

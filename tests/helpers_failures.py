@@ -111,7 +111,10 @@ def lines_of(path: Path, first_word: str) -> int:
 
 @contextlib.contextmanager
 def interrupted_at_call(place: int) -> Iterator[list[str]]:
-    """Ctrl-C as envsup calls a function of its own for the ``place``-th time; the list names it if it came."""
+    """Ctrl-C as envsup has called something for the ``place``-th time; the list names it if it came.
+
+    It comes where Python looks for signals: as a function of envsup begins, and as one that is not in Python is back.
+    """
     came: list[str] = []
     calls, home, before = itertools.count(1), os.getpid(), sys.getprofile()
 
@@ -119,11 +122,13 @@ def interrupted_at_call(place: int) -> Iterator[list[str]]:
         module, code = frame.f_globals.get("__name__", ""), frame.f_code
         ours = module.startswith("envsup.") and module != "envsup.call_lock"
         # What is raised in a generator that is closed is not seen.
-        if event != "call" or not ours or code.co_flags & inspect.CO_GENERATOR or os.getpid() != home:
+        if not ours or code.co_flags & inspect.CO_GENERATOR or os.getpid() != home:
+            return
+        if event not in ("call", "c_return"):
             return
         if next(calls) == place:
             sys.setprofile(before)
-            came.append(f"{module}.{code.co_name}")
+            came.append(f"{module}.{code.co_name}:{frame.f_lineno} {event}")
             raise KeyboardInterrupt
 
     sys.setprofile(look)
