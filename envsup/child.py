@@ -317,8 +317,7 @@ class Child(ABC):
     def send_call(self, request: Request, payload: SendPayload) -> None:
         """Send a call of a method of one object."""
         local = self._locals[payload.proc_id]
-        callback = self.hosted[local].shm_callback
-        req_id = payload.req_id if callback is not None else None
+        req_id = payload.req_id if self.hosted[local].takes_replies else None
         method = str(getattr(payload.method, "value", payload.method))
         packed = self.pack(Call(local, request.slots[0], method, tuple(payload.args), payload.kwargs, req_id))
         try:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping as MappingABC
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Literal, Mapping, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
@@ -235,6 +235,14 @@ class EnvSupervisor(SteppingSupervisor):
         return Policy(retry_type_of(self._retry_type), self._max_try, self._auto_reset, self._episode_num)
 
     # -- before launch --
+
+    def register(self, init: Any, shm_buffer: Any = None, shm_callback: Any = None) -> NoReturn:
+        """Not for environments, which ``env_fn`` names.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError("the environments are those of env_fn: give the constructor one factory more")
 
     def seed(
         self, seed: Union[int, Sequence[int], Mapping[int, Optional[int]]], dynamic_seed: Optional[bool] = None

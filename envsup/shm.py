@@ -141,10 +141,17 @@ class ShmBuffer:
         dtype: anything that numpy takes for a dtype of fixed size.
         shape: the array's shape.
         copy_on_get: whether ``get`` returns a copy or a view of the memory.
+        ctype: ``torch.Tensor`` if ``get`` is to return tensors.
     """
 
-    def __init__(self, dtype: npt.DTypeLike, shape: tuple[int, ...], copy_on_get: bool = True) -> None:
-        self.dtype, self.shape, self.copy_on_get = np.dtype(dtype), tuple(shape), copy_on_get
+    def __init__(
+        self,
+        dtype: npt.DTypeLike,
+        shape: tuple[int, ...],
+        copy_on_get: bool = True,
+        ctype: Optional[type] = None,
+    ) -> None:
+        self.dtype, self.shape, self.copy_on_get, self.ctype = np.dtype(dtype), tuple(shape), copy_on_get, ctype
         size = int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
         self.memory = SharedMemory(size, by_descriptor=True)
 
@@ -167,9 +174,11 @@ class ShmBuffer:
             )
         return array
 
-    def get(self) -> Array:
+    def get(self) -> Any:
         """The array last filled in: a copy, or a view that follows later ``fill`` calls."""
-        return self.view().copy() if self.copy_on_get else self.view()
+        array = self.view().copy() if self.copy_on_get else self.view()
+        torch = sys.modules.get("torch")  # Whoever names its class has imported it.
+        return array if torch is None or self.ctype is not torch.Tensor else torch.from_numpy(array)
 
     def view(self) -> Array:
         """The memory itself."""

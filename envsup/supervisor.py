@@ -53,8 +53,9 @@ class Supervisor(WorkerGroup):
 
         Arguments:
             init: a callable that makes the object, called in the worker whenever it starts; or the object itself.
-            shm_buffer: given to ``shm_callback``.
-            shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before a reply is sent.
+            shm_buffer: given to ``shm_callback``, which is not called if there is none.
+            shm_callback: ``shm_callback(recv_payload, shm_buffer)`` runs in a worker process before a reply that is no
+                error is sent.
         """
         if shm_callback is not None and not callable(shm_callback):
             raise TypeError(f"shm_callback is a function, not {type(shm_callback).__name__}")
@@ -291,7 +292,7 @@ def _payload_of(request: Request) -> RecvPayload:
 
 
 def _reply_to(sent: SendPayload, error: Optional[Exception] = None) -> RecvPayload:
-    return RecvPayload(sent.proc_id, sent.req_id, sent.method, err=error)
+    return RecvPayload(int(sent.proc_id), sent.req_id, sent.method, err=error)
 
 
 def data_of(payloads: Sequence[RecvPayload]) -> list[Any]:

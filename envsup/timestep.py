@@ -38,7 +38,7 @@ def timestep(
         TreeStorage(
             {
                 "obs": obs if type(obs) is array else node(obs),
-                "reward": reward if type(reward) is array else node(reward),
+                "reward": reward if type(reward) is array else _info_node(reward),
                 "done": done if type(done) is array else np.array(done),
                 "info": _info(info) if info else TreeStorage({}),
                 "env_id": env_id if type(env_id) is array else np.array(env_id),
@@ -72,7 +72,7 @@ def abnormal(info: dict[str, Any], env_id: int, make: MakeTree = _make_tree) -> 
 
 
 def node(value: Any) -> Any:
-    """A leaf or a storage for an observation or a reward; a tuple becomes a tree with the keys _0, _1, ..."""
+    """A leaf or a storage for an observation; a tuple becomes a tree with the keys _0, _1, ..."""
     if isinstance(value, dict):
         return create_storage({key: node(item) for key, item in _named(value)})
     if isinstance(value, tuple):

@@ -60,6 +60,11 @@ class Hosted:
     shm_buffer: Any = None
     shm_callback: Optional[Callable[[RecvPayload, Any], Any]] = None
 
+    @property
+    def takes_replies(self) -> bool:
+        """Whether the callback is to see what the object's methods return."""
+        return self.shm_callback is not None and self.shm_buffer is not None
+
 
 class Call(NamedTuple):
     """The body of a request that is not a step."""
@@ -207,9 +212,11 @@ class Host:
             self.meters.begin_episode(call.local)
         elif call.method == REPLAY and isinstance(seat.target, Environment):
             self.meters.resume_episode(call.local, seat.target._replayed_rewards)
-        if seat.hosted.shm_callback is not None:
-            return _through_callback(seat.hosted, call, status, data)
-        return status, data if status & FAILED else (data, info or None)
+        if status & FAILED:
+            return status, data
+        if seat.hosted.takes_replies:
+            return _through_callback(seat.hosted, call, data)
+        return status, (data, info or None)
 
     def waits(self, receive: Callable[[], T]) -> Callable[[], T]:
         """What to call instead of ``receive``, which waits for the next request."""
@@ -237,13 +244,9 @@ def method_hint(name: str) -> str:
     return f"{name} is a method of the environment: run it in the workers by call({name!r}, ...)"
 
 
-def _through_callback(hosted: Hosted, call: Call, status: int, data: Any) -> tuple[int, Any]:
+def _through_callback(hosted: Hosted, call: Call, data: Any) -> tuple[int, Any]:
     assert hosted.shm_callback is not None
-    payload = RecvPayload(hosted.proc_id, call.req_id, call.method)
-    if status & FAILED:
-        payload.err = data
-    else:
-        payload.data = data
+    payload = RecvPayload(hosted.proc_id, call.req_id, call.method, data)
     try:
         hosted.shm_callback(payload, hosted.shm_buffer)
     except BaseException as error:

@@ -17,7 +17,7 @@ from worlds import Dict, Mirror, Player, Reused, Text, Tuple
 from envsup import EnvSupervisor
 from envsup.envs import Environment
 from envsup.spaces import identifier
-from envsup.testing import Box, Discrete
+from envsup.testing import Box, Discrete, ScriptedEnv
 from envsup.timestep import info_nodes
 
 F32 = np.float32
@@ -391,6 +391,27 @@ def info_of(make: Make, info: Any) -> Any:
     (timestep,) = play(make([partial(Player, [(vector(1, 2), 1.0, False, info)])]), 1)
     assert not abnormal(timestep), error_of(timestep)
     return timestep.info
+
+
+class Pair(ScriptedEnv):
+    """Rewards two players, in a tuple."""
+
+    reward_space: Any = None
+
+    def step(self, action: Any) -> Any:
+        """As of ScriptedEnv."""
+        obs, _, done, info = super().step(action)
+        return obs, (1.0, 2.5), done, info
+
+
+def test_tuple_of_rewards_is_an_array(make_local: Make) -> None:
+    """It became a tree with the keys _0 and _1, as a tuple of observations does."""
+    sup = make_local([Pair])
+    sup.launch()
+    (timestep,) = step(sup, [1])
+    assert (timestep.reward.dtype, timestep.reward.tolist()) == (np.float64, [1.0, 2.5])
+    sup.step([1], block=False)
+    assert sup.recv().data.reward.tolist() == [1.0, 2.5]
 
 
 def test_info_may_be_none(make_local: Make) -> None:

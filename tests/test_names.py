@@ -353,6 +353,15 @@ def test_assertions_of_the_contract_are_there_without_assert_statements() -> Non
     assert found.stdout.split() == ["True"] * 12, found.stderr
 
 
+def test_environments_cannot_be_registered_later(make_fork: Make) -> None:
+    """It made a worker that no environment knew of, or an IndexError at launch."""
+    sup = make_fork()
+    with pytest.raises(TypeError, match="env_fn"):
+        sup.register(ScriptedEnv)
+    sup.launch()
+    assert sup.ready_obs_id == list(range(sup.env_num))
+
+
 def test_unknown_type_is_a_value_error() -> None:
     with pytest.raises(ValueError, match="fiber"):
         EnvSupervisor("fiber", env_fn=scripted(1))

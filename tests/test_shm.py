@@ -121,6 +121,19 @@ def test_byte_order_does_not_matter_as_the_value_is_the_same() -> None:
     assert buffer.get().tolist() == [1.5]
 
 
+@pytest.mark.parametrize("copy_on_get", [True, False])
+def test_array_may_be_had_as_a_tensor(copy_on_get: bool) -> None:
+    """DI-engine's ``ctype`` was no argument."""
+    torch = pytest.importorskip("torch")
+    buffer = ShmBuffer(np.float32, (2,), copy_on_get, ctype=torch.Tensor)
+    found = buffer.get()
+    buffer.fill(torch.tensor([1.0, 2.0]))
+    assert type(found) is torch.Tensor
+    assert buffer.get().tolist() == [1, 2]
+    assert found.tolist() == ([0, 0] if copy_on_get else [1, 2])
+    assert type(ShmBuffer(np.float32, (2,), ctype=np.ndarray).get()) is np.ndarray
+
+
 def test_it_has_no_name_in_the_file_system() -> None:
     before = set(os.listdir("/dev/shm"))
     buffer = ShmBuffer(np.float64, (1000,))

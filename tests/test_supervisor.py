@@ -550,7 +550,7 @@ def test_error_of_the_shm_callback_is_that_requests_error() -> None:
             raise OSError("no buffer")
 
     with Supervisor() as sup:
-        sup.register(Counter, shm_callback=callback)
+        sup.register(Counter, shm_buffer="the buffer", shm_callback=callback)
         sup.start_link()
         ask(sup, 0, "add")
         ask(sup, 0, "add")
@@ -564,10 +564,46 @@ def test_shm_callback_is_for_processes_only() -> None:
         payload.data = "touched"
 
     with Supervisor("thread") as sup:
-        sup.register(Counter, shm_callback=callback)
+        sup.register(Counter, shm_buffer="the buffer", shm_callback=callback)
         sup.start_link()
         ask(sup, 0, "add")
         assert sup.recv().data == 1
+
+
+def test_shm_callback_sees_results_and_no_errors() -> None:
+    """It ran for errors, too, and what it raised, as there was no result, took the place of the error."""
+
+    def callback(payload: RecvPayload, shm_buffer: ShmBuffer) -> None:
+        shm_buffer.fill(np.array(payload.data, np.int64))
+
+    with Supervisor() as sup:
+        sup.register(Counter, shm_buffer=ShmBuffer(np.int64, ()), shm_callback=callback)
+        sup.start_link()
+        ask(sup, 0, "missing")
+        with pytest.raises(AttributeError, match="missing"):
+            sup.recv()
+
+
+def test_shm_callback_without_a_buffer_is_not_called() -> None:
+    """It got None for the buffer where the sharing of memory was switched off."""
+
+    def callback(payload: RecvPayload, shm_buffer: Any) -> None:
+        shm_buffer.fill(payload.data)
+
+    with Supervisor() as sup:
+        sup.register(Counter, shm_buffer=None, shm_callback=callback)
+        sup.start_link()
+        ask(sup, 0, "add")
+        assert sup.recv().data == 1
+
+
+def test_reply_has_its_worker_as_an_int() -> None:
+    """It was the number of the request, such as np.int64(0)."""
+    with Supervisor("thread") as sup:
+        sup.register(Counter)
+        sup.start_link()
+        ask(sup, np.int64(0), "add")
+        assert type(sup.recv().proc_id) is int
 
 
 # -- attributes --
@@ -808,7 +844,7 @@ def _set_no_exception(payload: RecvPayload, buffer: Any) -> None:
 def test_err_that_is_no_exception_is_that_requests_error() -> None:
     """It killed the worker."""
     with Supervisor("process", "fork") as sup:
-        sup.register(Counter, None, _set_no_exception)
+        sup.register(Counter, "the buffer", _set_no_exception)
         sup.start_link()
         with pytest.raises(TypeError, match="a text"):
             sup.recv_all([ask(sup, 0, "add")])
