@@ -87,7 +87,9 @@ def each(pairs: list[tuple[Kind, str]]) -> pytest.MarkDecorator:
     )
 
 
-def check_error(error: Optional[BaseException], how: str, pid: Optional[int] = None, env_id: int = 1) -> None:
+def check_error(
+    error: Optional[BaseException], how: str, pid: Optional[int] = None, env_id: int = 1, noun: str = "environment"
+) -> None:
     """The error says what happened, to which environment, and where in the worker."""
     assert error is not None
     text = text_of(error)
@@ -97,7 +99,7 @@ def check_error(error: Optional[BaseException], how: str, pid: Optional[int] = N
         assert isinstance(error, WorkerDied)
         assert error.proc_ids == (env_id,)
         assert error.exit_code == EXIT_CODES[how]
-        assert f"environment {env_id}" in str(error)
+        assert f"{noun} {env_id}" in str(error)
         assert f"pid {error.pid}" in str(error)
         assert pid is None or error.pid == pid
     else:
@@ -589,7 +591,7 @@ def test_recv_all_with_a_worker_that_dies(mp_ctx: str) -> None:
         got = sup.recv_all(payloads, ignore_err=True)
         assert [p.req_id for p in got] == [p.req_id for p in payloads]
         assert got[0].data == 8
-        check_error(got[1].err, "kill")
+        check_error(got[1].err, "kill", noun="object")
         assert isinstance(got[2].err, ValueError)
         again = [SendPayload(i, method="double", args=[i]) for i in range(3)]
         for payload in again:
