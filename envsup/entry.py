@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 from multiprocessing import util as multiprocessing_util
+from typing import Callable, Iterable
 
 import numpy as np
 
@@ -18,6 +19,11 @@ from envsup.parent_ends import close_in_forked_children
 from envsup.spec import WorkerSpec, unpack_spec
 from envsup.stack_dump import dump_stack_into
 from envsup.worker import PipeServer
+
+# Not the one of ``signal``, which makes enums of all signals: for each worker that would be a fifth of a millisecond.
+pthread_sigmask: Callable[[int, Iterable[int]], set[int]] = getattr(signal, "_signal", signal).pthread_sigmask
+
+ALL_SIGNALS = frozenset(map(int, signal.valid_signals()))
 
 
 def run_forked(spec: WorkerSpec, fds: list[int]) -> None:
@@ -106,11 +112,11 @@ def _leave_behind() -> None:
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in signal.valid_signals():
+    for number in ALL_SIGNALS:
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the supervisor, which then ends its workers.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _die_with_parent(life_fd: int) -> None:

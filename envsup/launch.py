@@ -20,7 +20,7 @@ from multiprocessing import util as multiprocessing_util  # (Its exit handler mu
 from multiprocessing.connection import wait
 from typing import Any, Optional
 
-from envsup.entry import run_forked
+from envsup.entry import ALL_SIGNALS, pthread_sigmask, run_forked
 from envsup.errors import signal_name
 from envsup.evidence import Evidence
 from envsup.fork_server import ForkServerWorker, redirect_stderr
@@ -38,8 +38,6 @@ _SPAWNED = (
 # Where /proc/PID/stat has the flags of the process and its pending signals, counted from behind its name.
 _STAT_FLAGS, _STAT_PENDING = 6, 28
 _EXITING = 0x4 | 0x400  # PF_EXITING, PF_SIGNALED
-
-_ALL_SIGNALS = signal.valid_signals()
 
 
 class LifePipe:
@@ -280,12 +278,12 @@ def _fork(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> Non
     process = multiprocessing.get_context("fork").Process(target=run_forked, args=(spec, worker_fds))
     _flush_output()
     # The worker is deaf to signals until it has handlers of its own: those of this process are not to run there.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    mask = pthread_sigmask(signal.SIG_BLOCK, ())
     try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ALL_SIGNALS)
+        pthread_sigmask(signal.SIG_BLOCK, ALL_SIGNALS)
         note(worker.born, os.fork)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _ALL_SIGNALS if worker.born == [0] else mask)
+        pthread_sigmask(signal.SIG_SETMASK, ALL_SIGNALS if worker.born == [0] else mask)
     if worker.pid:
         try:
             os.setpgid(worker.pid, worker.pid)  # The worker does so too; whoever comes first.
