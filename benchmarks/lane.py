@@ -80,6 +80,13 @@ def play_for(lane: Lane, seconds: float) -> tuple[int, float]:
     return steps, now - start
 
 
+def steps_per_second(lane: Lane, seconds: float) -> float:
+    """Of a lane that is warm after its first round."""
+    lane.play()
+    steps, taken = play_for(lane, seconds)
+    return steps / taken
+
+
 def measure(kind: LaneKind, workload: Workload, num_envs: int, seconds: float, warm_up: float) -> Sample:
     """Open, warm up, measure, close: nothing of one lane runs while another is measured."""
     start = time.perf_counter()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from envsup import EnvSupervisor
-from lane import Lane, play_for
+from lane import steps_per_second
 from peers.supervising import blocking
 from turns import take_turns
 from workloads import WORKLOADS, Workload
@@ -44,13 +44,6 @@ def settings(folder: Path) -> list[Setting]:
         Setting('recover="replay"', {"recover": "replay"}),
         Setting("trace", {"trace": folder / "trace.json"}),
     ]
-
-
-def steps_per_second(lane: Lane, seconds: float) -> float:
-    """Of a lane that is warm after its first round."""
-    lane.play()
-    steps, taken = play_for(lane, seconds)
-    return steps / taken
 
 
 def measure(workload: Workload, num_envs: int, group: int, rounds: int, seconds: float) -> Iterator[tuple[str, float]]:

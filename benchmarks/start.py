@@ -22,8 +22,10 @@ from gymnasium.vector import AsyncVectorEnv
 
 from envsup import EnvSupervisor
 from envsup.progress import tracked
+from lane import steps_per_second
+from peers.envsup import arrays, launched
 from turns import take_turns
-from workloads import WORKLOADS, action_rows
+from workloads import WORKLOADS
 
 Factories = list[Callable[[], Any]]
 TINY = WORKLOADS["tiny"]
@@ -59,24 +61,14 @@ def compare(num_envs: int, rounds: int, method: str) -> None:
     )
 
 
-def steps_per_second(supervisor: EnvSupervisor, seconds: float) -> float:
-    rows, rounds, begin = action_rows(supervisor.env_num), 0, time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        supervisor.step_arrays(next(rows))
-        rounds += 1
-    return rounds * supervisor.env_num / (time.perf_counter() - begin)
-
-
 def compare_steps(methods: list[str], rounds: int) -> None:
     with ExitStack() as stack:
-        opened = {
-            method: stack.enter_context(EnvSupervisor(env_fn=TINY.factories(8), mp_ctx=method, timesteps=False))
-            for method in methods
-        }
-        for supervisor in opened.values():
-            supervisor.launch()
-            steps_per_second(supervisor, 0.2)
-        for method, (rate, ratio) in take_turns(opened, steps_per_second, 0.2, rounds, methods[0]).items():
+        lanes = {}
+        for method in methods:
+            lanes[method] = arrays(launched(TINY, 8, mp_ctx=method, timesteps=False), 8)
+            stack.callback(lanes[method].close)
+            steps_per_second(lanes[method], 0.2)
+        for method, (rate, ratio) in take_turns(lanes, steps_per_second, 0.2, rounds, methods[0]).items():
             print(f"{method:11}    8 environments: {rate:,.0f} steps/s, {ratio:.2f} of {methods[0]}")
 
 

@@ -317,13 +317,13 @@ def _spawn(worker: WorkerProcess, spec: WorkerSpec, worker_fds: list[int]) -> No
     command = [sys.executable, *flags, "-c", _SPAWNED, json.dumps(sys.path), *map(str, fds)]
     environment, stderr = _environment_for(spec), stderr_fd if stderr_fd >= 0 else None
     # Ctrl-C reaches an interpreter that is still starting, too: the worker inherits the mask, and then ignores it.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    mask = pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         process = subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL, stderr=stderr, env=environment)
         worker.born.append(process.pid)
         process.returncode = 0  # Reaping it is our work; without this, Popen would keep it on a list for its own.
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _environment_for(spec: WorkerSpec) -> dict[str, str]:

@@ -298,7 +298,7 @@ class ChildThread(Child):
             for request in list(self.open):
                 if request.owner is not None:
                     self.listener.ring(self, request.owner.arrive())
-            # What was not made for this life alone, its successor is to have as it is.
+            # Of a generic supervisor nothing is closed: what was registered itself is its successor's, too.
             made = isinstance(self.hosted[0].init, EnvironmentFactory)
             self._current.tasks.put(_Task(STOP, work=CLOSE_ALL if made else None))
             self._current.meters.detach()

@@ -38,7 +38,7 @@ def timestep(
         TreeStorage(
             {
                 "obs": obs if type(obs) is array else node(obs),
-                "reward": reward if type(reward) is array else _info_node(reward),
+                "reward": reward if type(reward) is array else _plain_node(reward),
                 "done": done if type(done) is array else np.array(done),
                 "info": _info(info) if info else TreeStorage({}),
                 "env_id": env_id if type(env_id) is array else np.array(env_id),
@@ -91,10 +91,11 @@ def _info(info: dict[Any, Any]) -> Any:
 
 def info_nodes(info: dict[Any, Any]) -> dict[str, Any]:
     """The leaves and storages of an info dict, under keys that are identifiers."""
-    return {key: _info_node(item) for key, item in _named(info)}
+    return {key: _plain_node(item) for key, item in _named(info)}
 
 
-def _info_node(item: Any) -> Any:
+def _plain_node(item: Any) -> Any:
+    """The same of a reward or of what an info holds, where a tuple is a leaf."""
     if isinstance(item, dict):
         return create_storage(info_nodes(item))
     return node(item) if isinstance(item, _TREES) else leaf(item)
