@@ -53,7 +53,7 @@ class Phases:
 
 METHODS: dict[str, tuple[Any, str]] = {
     "send": (EnvSupervisor, "_send_steps"),
-    "prepare": (TimestepCollector, "prepare"),
+    "prepare": (TimestepCollector, "__init__"),
     "receive": (EnvSupervisor, "_wait"),
     "collect": (TimestepCollector, "collect"),
 }

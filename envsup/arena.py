@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
 from envsup.shm import SharedMemory
 from envsup.spaces import ABSENT, Layout, Leaf, fits, is_fixed, strip
@@ -150,13 +151,17 @@ class ArenaWriter:
         self._rewards = None if reward is None else [reward[slot, env_id, ...] for slot in range(arena.slots)]
         self._reward_form = None if reward is None else (reward.dtype, reward.shape[2:])
 
+    def put(self, slot: int, obs: Any, reward: float) -> bool:
+        """Store an observation that is what the space declares, if that is a single array; returns whether it was."""
+        if type(obs) is not ndarray or obs.dtype is not self._dtype or obs.shape != self._dims:
+            return False
+        self._first[slot][...] = obs
+        self._cells[slot] = reward
+        return True
+
     def timestep(self, slot: int, obs: Any, reward: Any, done: Any, info: Any) -> tuple[int, Any]:
         """Store what fits into the arena; returns the status bits and the rest, None if nothing is left."""
-        if type(obs) is np.ndarray and obs.shape == self._dims and obs.dtype == self._dtype:
-            self._first[slot][...] = obs
-            obs = ABSENT
-        else:
-            obs = strip(self._root, obs, self._rows[slot])
+        obs = strip(self._root, obs, self._rows[slot])
         kind = type(reward)
         if kind is float or kind is np.float64:
             self._cells[slot] = reward

@@ -61,6 +61,15 @@ class Listener(Protocol):
         ``extras`` gives (status, what of the timestep is not in the arena, or the error) for each step that has EXTRA.
         """
 
+    def takes_ends(self, request: Request) -> bool:
+        """Whether ``on_ends`` may be told of the reply to these steps."""
+
+    def on_ends(self, request: Request, statuses: bytes, rows: Sequence[int]) -> None:
+        """All steps of a request are answered; those in ``rows`` ended episodes, and their environments were reset.
+
+        All that there is to say about either is in the arena.
+        """
+
     def on_reply(self, child: "Child", request: Request, status: int, data: Any) -> None:
         """A request that is no step is answered."""
 

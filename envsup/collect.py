@@ -60,7 +60,7 @@ class StepArrays(tuple[Any, ...]):
 
 
 class Collector:
-    """Makes what a blocking step returns from the replies to it.
+    """Makes what a blocking step returns from the replies to it; to be made when that was sent.
 
     Arguments:
         slots: to read them from.
@@ -109,10 +109,13 @@ class Collector:
         if reader is None:
             return [], list(range(len(env_ids)))
         reader.fill()
-        statuses, slot, plain = owner.statuses, owner.slot, reader.source.status
-        if slot is not None and reader.reads(slot) and statuses.count(plain) == len(env_ids):
-            self._take(reader, (), ())
-            return [], []
+        if owner.slot is not None and reader.reads(owner.slot) and self._are_read(reader):
+            rows = owner.ended if self._is_whole else [env_ids.index(env_id) for env_id in owner.ended]
+            for env_id in owner.ended:
+                reader.done[env_id] = True
+            self._take(reader, rows, ())
+            return rows, []
+        statuses = owner.statuses
         expected = reader.expected(owner.slots)
         ended: list[int] = []
         others: list[int] = []
@@ -124,6 +127,13 @@ class Collector:
         self._take(reader, ended, others)
         return ended, others
 
+    def _are_read(self, reader: RoundReader) -> bool:
+        """Whether the reader has read all rows, which are in the same slot."""
+        statuses, plain, ended = self.owner.statuses, reader.source.status, self.owner.ended
+        if statuses.count(plain) + len(ended) < len(self.env_ids):
+            return False
+        return not ended or all(statuses[env_id] & ~reader.ENDING == plain for env_id in ended)
+
     def _take(self, reader: RoundReader, ended: Sequence[int], others: Sequence[int]) -> None:
         """The reader has read all rows but ``others``: free their slots and note their observations."""
         env_ids, owner, latest = self.env_ids, self.owner, self._latest
@@ -134,8 +144,11 @@ class Collector:
             taken = self._bits(rows)
         self._slots.free_all(taken)
         stale: list[int] = []
-        if latest.count(owner) < len(env_ids):
-            stale = [row for row in rows if latest[env_ids[row]] is not owner]
+        fresh = latest.count(owner)
+        if fresh < len(env_ids):
+            stale = [row for row in ended if latest[env_ids[row]] is not owner]  # They were reset.
+            if fresh + len(stale) < len(env_ids):
+                stale = [row for row in rows if latest[env_ids[row]] is not owner]
         if not reader.source.copies:
             self._slots.note_views(taken, [env_ids[row] for row in stale])
         self._note(reader, {*stale, *others} if stale or others else ())
@@ -170,13 +183,23 @@ class Collector:
 
 
 class TimestepCollector(Collector):
-    """Makes a tree for each environment."""
+    """Makes a tree for each environment; those that ordinary replies will fill in are made at once.
 
-    def prepare(self, maker: Any) -> None:
-        """Make the trees that ordinary replies will fill in; to be called when the steps are sent.
+    Arguments:
+        maker: the module that makes trees.
+    """
 
-        ``maker`` is the module that makes trees.
-        """
+    def __init__(
+        self,
+        slots: Slots,
+        envs: Sequence[EnvRecord],
+        ready: ReadyObservations,
+        latest: Sequence[Any],
+        owner: Waiting,
+        env_ids: Sequence[int],
+        maker: Any,
+    ) -> None:
+        super().__init__(slots, envs, ready, latest, owner, env_ids)
         self._maker = maker
         self._reader = reader = self._slots.open_round(len(self.env_ids))
         self._timesteps: list[Any] = [None] * len(self.env_ids)
@@ -208,14 +231,22 @@ class TimestepCollector(Collector):
 
 
 class ArrayCollector(Collector):
-    """Makes a row for each environment."""
+    """Makes a row for each environment.
 
-    def prepare(self) -> None:
-        """Make what needs no reply; to be called when the steps are sent.
+    What is the newest observation when it is made is the last good one.
+    """
 
-        What is noted as the newest observations now is the last good one.
-        """
-        count = len(self.env_ids)
+    def __init__(
+        self,
+        slots: Slots,
+        envs: Sequence[EnvRecord],
+        ready: ReadyObservations,
+        latest: Sequence[Any],
+        owner: Waiting,
+        env_ids: Sequence[int],
+    ) -> None:
+        super().__init__(slots, envs, ready, latest, owner, env_ids)
+        count = len(env_ids)
         self._last_good = self._ready.snapshot()
         self._reader = self._slots.open_round(count, in_arrays=True)
         self._infos: list[dict[Any, Any]] = [{} for _ in range(count)]

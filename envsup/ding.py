@@ -6,7 +6,7 @@ from typing import Any, Callable, Mapping, Optional, Sequence, Union
 
 import numpy as np
 
-from envsup.collect import Collector, StepArrays
+from envsup.collect import StepArrays
 from envsup.ding_config import DEFAULTS, merged, options_of
 from envsup.ding_episodes import RETURN_KEY, Episodes
 from envsup.env_record import EnvRecord
@@ -128,16 +128,16 @@ class DingEnvSupervisor(EnvSupervisor):
             to_send = [action.detach().cpu().numpy() if _is_tensor(action) else action for action in to_send]
         return ids, [_scalar(action) for action in to_send] if self._squeezes else to_send
 
-    def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
+    def _run_round(self, env_ids: Sequence[int], actions: Sequence[Any], in_arrays: bool) -> Any:
         before, last_good = self._episodes.returns(), self._ready_obs.snapshot()
-        answers = super()._run_round(actions, collector, prepare)
+        answers = super()._run_round(env_ids, actions, in_arrays)
         if isinstance(answers, StepArrays):
-            for env_id, reward, done, info in zip(collector.env_ids, answers.reward, answers.done, answers.infos):
+            for env_id, reward, done, info in zip(env_ids, answers.reward, answers.done, answers.infos):
                 returned = self._episodes.add(env_id, before.get(env_id, 0.0), reward, done)
                 if done:
                     info.setdefault(RETURN_KEY, returned)
         else:
-            for env_id, timestep in zip(collector.env_ids, answers):
+            for env_id, timestep in zip(env_ids, answers):
                 self._complete(env_id, timestep, before.get(env_id, 0.0), last_good)
         return answers
 

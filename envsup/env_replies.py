@@ -22,6 +22,9 @@ from envsup.waiting import SILENT, Waiting
 # What makes more of a reply than an observation and a reward in the arena.
 _UNUSUAL = DONE | FAILED | EXTRA
 
+# Of a reset that a worker made by itself and that nobody had to be told of in any other way.
+_AUTO_RESET = Request("reset", ())
+
 
 class EnvReplies(Supervisor):
     """A supervisor of environments, as far as it listens to them."""
@@ -125,6 +128,21 @@ class EnvReplies(Supervisor):
         else:
             self._note_plain(request, request.proc_ids, statuses, 0, len(statuses))
 
+    def takes_ends(self, request: Request) -> bool:
+        owner = request.owner
+        return not (owner is None or owner.abandoned or self._records or self._inbox.payloads or self._specials)
+
+    def on_ends(self, request: Request, statuses: bytes, rows: Sequence[int]) -> None:
+        env_ids, slots = request.proc_ids, request.reset_slots
+        self._note_plain(request, env_ids, statuses, 0, len(statuses))
+        for row in rows:
+            env_id = env_ids[row]
+            env = self._envs[env_id]
+            self._change(env_id, EnvState.DONE, Event.ENDED)
+            self._count_episode(env)
+            request.owner.ended.append(env_id)
+            self._begin(env, self._slots.observation(env, slots[row], ABSENT), None, _AUTO_RESET)
+
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         owner, first = request.owner, request.answered - len(statuses)
         env_ids, slots = request.proc_ids, request.slots
@@ -190,6 +208,8 @@ class EnvReplies(Supervisor):
         else:
             if extra is None:
                 owner.statuses[env_id] = status
+                if status & DONE:
+                    owner.ended.append(env_id)
             else:
                 owner.results[env_id] = (slot, status, extra)
             self._latest[env_id] = owner
@@ -199,8 +219,11 @@ class EnvReplies(Supervisor):
             if owner.abandoned:
                 self._apply_step(env, owner, slot, status, extra)
         if status & DONE:
-            self._env_episode_count[env_id] += 1
+            self._count_episode(env)
             self._ended(env, owner, auto_reset)
+
+    def _count_episode(self, env: EnvRecord) -> None:
+        self._env_episode_count[env.env_id] += 1
 
     def _ended(self, env: EnvRecord, owner: Optional[Waiting], auto_reset: Optional[Request]) -> None:
         """An episode is done: see to the reset that follows, if the worker is not at it already."""
@@ -302,29 +325,32 @@ class EnvReplies(Supervisor):
             error, env.prepare_error = env.prepare_error, None
             self._note_failure(env, request, error)
             return self._reset_failed(env, request, error, Failure.WORKER_LOST)
-        env.tries = 0
         owner, deliver = request.owner, request.owner is None
         if request is env.recovery.request:
             deliver = self._finish_recovery(env)
             if not deliver:
                 owner = SILENT
-        env.fresh = None
         if env.lost is not None and not deliver:
-            env.fresh = obs, info or {}
+            env.tries, env.fresh = 0, (obs, info or {})
             if self._env_states.get(env.env_id) is EnvState.ERROR:  # Of a reset that failed before, unseen.
                 self._set_state(env, Event.STARTED)
             owner.settle()
             return
-        env.reset_info = info or {}
         if deliver:
+            env.tries, env.fresh, env.reset_info = 0, None, info or {}
             request.payload, env.recovery.asked = request.payload or env.recovery.asked, None
             data, slot = self._maker.tree(obs), request.slots[0]
             self._deliver(env.env_id, request, data, Event.STARTED, obs, slot=slot, extra=env.reset_info)
         else:
-            self._set_state(env, Event.STARTED)
-            self._note_observation(env, obs, request)
+            self._begin(env, obs, info, request)
             owner.settle()
         self._send_waiting_steps(env)
+
+    def _begin(self, env: EnvRecord, obs: Any, info: Optional[dict[Any, Any]], source: Request) -> None:
+        """An episode has begun, and whoever steps the environment may know."""
+        env.tries, env.fresh, env.reset_info = 0, None, info or {}
+        self._set_state(env, Event.STARTED)
+        self._note_observation(env, obs, source)
 
     @staticmethod
     def _finish_recovery(env: EnvRecord) -> bool:

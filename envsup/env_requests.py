@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import zip_longest
 from typing import Any, Iterable, Optional, Sequence
 
 from envsup.child import Child
@@ -46,44 +45,44 @@ class EnvRequests(EnvReplies):
         """
         if self._records:
             actions = [copy_value(action) for action in actions]  # The caller may change its own.
-        plan = self._plan_round(env_ids, owner)
-        requests: list[Request] = []
+        plan, seq = self._plan_round(env_ids, owner), 0
         try:
             seq = self.next_number()
-            requests = plan.requests(seq, owner, payload)
-            if self._records:
-                for batch, request in zip(plan.batches, requests):
-                    request.actions = batch.of(actions)
-            frames = plan.pack(seq, requests, actions)
+            frames: Optional[Iterable[Any]] = plan.fill(seq, actions)
+            requests: Iterable[Request] = plan.requests(seq, owner, payload, actions if self._records else ())
+            if frames is None:
+                requests = list(requests)
+                frames = plan.pack(requests, actions)
             held = [self._held_step(env_ids[row], actions[row], plan.terms, owner, payload) for row in plan.waiting]
             if owner is not None:
                 owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
                 owner.slot = None if plan.place is None else plan.place[0]
                 owner.add(len(env_ids))
-                owner.expect(len(requests))
+                owner.expect(len(plan.batches))
             self._send_frames(plan, requests, frames)
         except BaseException:
-            self._free_unsent(plan, requests)
+            self._free_unsent(plan, seq)
             raise
         finally:
             plan.in_use = False
         for env, request, frame in held:
             self._hold_step(env, request, frame)
 
-    def _send_frames(self, plan: RoundPlan, requests: Sequence[Request], frames: Iterable[Any]) -> None:
+    def _send_frames(self, plan: RoundPlan, requests: Iterable[Request], frames: Iterable[Any]) -> None:
         now, request = self.clock(), None
         try:
-            for batch, request, frame in zip(plan.batches, requests, frames):
+            for request, batch, frame in zip(requests, plan.batches, frames):
                 batch.child.send_steps(request, frame, now)
         except BaseException:
             if request is not None and request.sent_at:
                 self._suspect(batch.child)
             raise
 
-    def _free_unsent(self, plan: RoundPlan, requests: Sequence[Request]) -> None:
+    def _free_unsent(self, plan: RoundPlan, seq: int) -> None:
         """Free the slots of what was not sent; requests that there is none of yet were not."""
-        for batch, request in zip_longest(plan.batches, requests):
-            if request is None or not request.sent_at:
+        for batch in plan.batches:
+            request = batch.route.request
+            if request is None or request.seq != seq or not request.sent_at:
                 for env_id, slot in zip(batch.env_ids, batch.route.slots):
                     self._slots.free(self._envs[env_id], slot)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, TypeVar
+from typing import Any, Callable, Iterable, Optional, TypeVar
 
 from envsup.arena import FAILED, Arena
 from envsup.meter import Meters, Probe
 from envsup.trace import TraceFile, now, own_row
-from envsup.worker import RESETS, Call, Host, Hosted
+from envsup.worker import RESETS, Call, Host, Hosted, Step, Tell
 
 T = TypeVar("T")
 
@@ -33,11 +33,12 @@ class TracedHost(Host):
         self._span("build", "build", local, begin, FAILED if error else 0)
         return error
 
-    def step(self, local: int, slot: int, action: Any) -> tuple[int, Any]:
-        begin = now()
-        status, extra = super().step(local, slot, action)
-        self._span("step", "failed step" if status & FAILED else "step", local, begin, status)
-        return status, extra
+    def step_each(self, steps: Iterable[Step], actions: Iterable[Any], statuses: bytearray, tell: Tell) -> None:
+        for step, action in zip(steps, actions):
+            begin = now()
+            super().step_each((step,), (action,), statuses, tell)
+            status = statuses[-1]
+            self._span("step", "failed step" if status & FAILED else "step", step[0], begin, status)
 
     def call(self, call: Call) -> tuple[int, Any]:
         begin = now()

@@ -11,7 +11,7 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import EXTRA, FAILED, INT, INT64, PICKLED, kind_of_numbers, put_action
+from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, PICKLED, kind_of_numbers, put_action
 from envsup.child import Child, Listener
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
@@ -25,6 +25,7 @@ from envsup.frames import (
     STOP,
     FrameTable,
     StepForm,
+    begun_again,
 )
 from envsup.launch import WorkerProcess
 from envsup.request import BUILD_METHOD, Request
@@ -175,10 +176,33 @@ class ChildProcess(Child):
         elif self._buffer:
             self._buffer += data
             self._parse_buffer()
-        else:
+        elif not self._take_ends(data):
             end = self._parse(data)
             if end < len(data):
                 self._buffer += data[end:]
+
+    def _take_ends(self, data: bytes) -> bool:
+        """Take a reply to steps that ended episodes and to the resets that followed, if the arena has all of both.
+
+        The ledger need not know of such resets.  Returns whether it was one.
+        """
+        request = self.open[0] if len(self.open) == 1 else None
+        if request is None or request.plain_reply is None or request.expired:
+            return False
+        end = len(request.plain_reply)
+        if data[:HEADER_SIZE] != request.plain_reply[:HEADER_SIZE] or len(data) == end:
+            return False
+        statuses, env_ids = data[HEADER_SIZE:end], request.proc_ids
+        rows = [row for row, status in enumerate(statuses) if status & DONE]
+        if data[end:] != begun_again(request.seq, [self._locals[env_ids[row]] for row in rows]):
+            return False
+        if not self.listener.takes_ends(request):
+            return False
+        self.open.clear()
+        request.answered = len(env_ids)
+        self.listener.on_ends(request, statuses, rows)
+        request.is_spare = True
+        return True
 
     def _parse_buffer(self) -> None:
         if len(self._buffer) >= HEADER_SIZE:

@@ -10,7 +10,6 @@ from envsup.episode_seeds import derived_seed
 from envsup.errors import WorkerSpent
 from envsup.payload import SendPayload
 from envsup.recovery import RecoveringSupervisor
-from envsup.request import Request
 from envsup.waiting import Waiting
 
 _SECONDS_TO_LEAVE = 5.0
@@ -21,10 +20,10 @@ class RecyclingSupervisor(RecoveringSupervisor):
 
     _worker_limits: WorkerLimits
 
-    def _ended(self, env: EnvRecord, owner: Optional[Waiting], auto_reset: Optional[Request]) -> None:
+    def _count_episode(self, env: EnvRecord) -> None:
         life, count = env.episodes
         env.episodes = env.child.life, count + 1 if life == env.child.life else 1
-        super()._ended(env, owner, auto_reset)
+        super()._count_episode(env)
 
     def _next_episode(
         self, env: EnvRecord, owner: Optional[Waiting], payload: Optional[SendPayload] = None, by_caller: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from operator import attrgetter
-from typing import Any, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -210,10 +210,14 @@ class RoundPlan:
         self.slots, self.taken = found.slots, found.taken
         self.place = place
 
-    def requests(self, seq: int, owner: Optional[Waiting], payload: Optional[SendPayload]) -> list[Request]:
-        """A request for each batch, all of this number."""
+    def requests(
+        self, seq: int, owner: Optional[Waiting], payload: Optional[SendPayload], actions: Sequence[Any]
+    ) -> Iterator[Request]:
+        """A request for each batch, all of this number; each is made when it is asked for.
+
+        ``actions`` are those to be remembered.
+        """
         terms, statuses, reply = self.terms, None, None
-        requests: list[Request] = []
         for batch in self.batches:
             request = batch.route.request
             if request is None or not request.is_spare:
@@ -225,29 +229,34 @@ class RoundPlan:
             request.seq, request.answered, request.sent_at = seq, 0, 0.0
             request.deadline = request.borrowed = None
             request.owner, request.payload, request.plain_reply = owner, payload, reply
-            requests.append(request)
-        return requests
+            if actions:
+                request.actions = batch.of(actions)
+            yield request
 
-    def pack(self, seq: int, requests: Sequence[Request], actions: Sequence[Any]) -> Iterable[Any]:
-        """The steps of each batch, ready for sending; what cannot be sent raises here."""
+    def fill(self, seq: int, actions: Sequence[Any]) -> Optional[Sequence[Any]]:
+        """The steps of all batches, packed at once, if that can be done."""
         kind = kind_of_numbers(actions)
-        if kind is None and type(actions) is np.ndarray:
-            if self._store(actions):
-                kind = ARRAY
-            else:
-                actions = list(actions)
+        if kind is None and type(actions) is np.ndarray and self._store(actions):
+            kind = ARRAY
         table = None if kind is None else self._table(kind)
-        if table is not None:
-            try:
-                table.fill(seq, None if kind == ARRAY else actions)
-                return table.frames
-            except struct.error:
-                pass  # An int of more than 64 bits.
+        if table is None:
+            return None
+        try:
+            table.fill(seq, None if kind == ARRAY else actions)
+        except struct.error:
+            return None  # An int of more than 64 bits.
+        return table.frames
+
+    def pack(self, requests: Sequence[Request], actions: Sequence[Any]) -> Iterable[Any]:
+        """The steps of each batch, ready for sending; what cannot be sent raises here."""
+        numbers = kind_of_numbers(actions) is not None
+        if not numbers:
+            actions = list(actions)
         packed = (
             batch.child.pack_steps(request, batch.route.form, batch.of(actions))
             for batch, request in zip(self.batches, requests)
         )
-        return list(packed) if kind is None else packed  # Numbers can always be sent: the first may be on its way.
+        return packed if numbers else list(packed)  # Numbers can always be sent: the first may be on its way.
 
     def _store(self, actions: Any) -> bool:
         """Put the actions, rows of an array, where the workers find them, if that can be done for all at once."""

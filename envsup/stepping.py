@@ -6,8 +6,7 @@ import logging
 import math
 import queue
 from collections.abc import Mapping as MappingABC
-from functools import partial
-from typing import Any, Callable, Literal, Mapping, Optional, Sequence, Union, overload
+from typing import Any, Literal, Mapping, Optional, Sequence, Union, overload
 
 import numpy as np
 
@@ -58,13 +57,11 @@ class SteppingSupervisor(EnvView):
         with self._lock:
             self._require_running()
             env_ids, to_send = self._addressed(actions)
-            maker = self._maker  # It is imported before anything has a time limit.
+            _ = self._maker  # It is imported before anything has a time limit.
             if not block:
                 self._send_steps(env_ids, to_send, None)
                 return None
-            owner = Waiting(self.env_num)
-            collector = TimestepCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
-            timesteps: list[Any] = self._run_round(to_send, collector, partial(collector.prepare, maker))
+            timesteps: list[Any] = self._run_round(env_ids, to_send, in_arrays=False)
             return timesteps
 
     @traced
@@ -93,13 +90,8 @@ class SteppingSupervisor(EnvView):
                 ids, to_send = self._addressed(actions)
             else:
                 ids, to_send = self._paired(actions, env_ids)
-            collector = self._array_collector(ids)
-            arrays: StepArrays = self._run_round(to_send, collector, collector.prepare)
+            arrays: StepArrays = self._run_round(ids, to_send, in_arrays=True)
             return arrays
-
-    def _array_collector(self, env_ids: Sequence[int]) -> ArrayCollector:
-        owner = Waiting(self.env_num)
-        return ArrayCollector(self._slots, self._envs, self._ready_obs, self._latest, owner, env_ids)
 
     def _paired(self, actions: Any, env_ids: Sequence[int]) -> tuple[list[int], Sequence[Any]]:
         ids = list(self._check_ids(dict.fromkeys(env_ids)))
@@ -107,35 +99,37 @@ class SteppingSupervisor(EnvView):
             raise ValueError("actions are a sequence if env_ids are given, not a mapping")
         if len(ids) < len(env_ids):
             raise ValueError(f"an environment is named twice in {list(env_ids)}")
-        count = _count(actions, "a sequence")
-        if count != len(ids):
+        count = length_of(actions)
+        if count is not None and count != len(ids):
             raise ValueError(f"{count} actions for {len(ids)} environments")
-        _require_any(count)
+        if not count:
+            raise _no_actions(actions, "a sequence")
         return ids, _as_sequence(actions)
 
     def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
         if type(actions) is not np.ndarray and isinstance(actions, (dict, MappingABC)):
-            _require_any(len(actions))
+            if not actions:
+                raise _no_actions(actions, "")
             by_id = self._check_ids(actions)
             return list(by_id), list(by_id.values())
-        count = _count(actions, "a dict or a sequence")
-        _require_any(count)
-        if count == self.env_num:
-            ids = list(range(count))
+        count = length_of(actions)
+        if not count:
+            raise _no_actions(actions, "a dict or a sequence")
+        if count == len(self._envs):
+            ids = self._slots.all_ids
         else:
             ids = self.ready_obs_id
             if count != len(ids):
                 raise ValueError(f"{count} actions for {len(ids)} ready of {self.env_num} environments")
         return ids, _as_sequence(actions)
 
-    def _run_round(self, actions: Sequence[Any], collector: Collector, prepare: Callable[[], None]) -> Any:
-        """Send steps, ``prepare()`` while the workers are at it, wait for all of them, and collect."""
-        owner = collector.owner
+    def _run_round(self, env_ids: Sequence[int], actions: Sequence[Any], in_arrays: bool) -> Any:
+        """Send steps, wait for all of them, and collect; what needs no reply is made while the workers are at it."""
+        owner = Waiting(len(self._envs))
         try:
-            self._begin_round(owner, collector.env_ids, actions)
-            prepare()
-            return self._finish_round(owner, collector)
+            self._begin_round(owner, env_ids, actions)
+            return self._finish_round(owner, self._collector(owner, env_ids, in_arrays))
         except BaseException:
             self._give_round_up(owner)
             raise
@@ -149,6 +143,13 @@ class SteppingSupervisor(EnvView):
             self._send_steps(env_ids, actions, owner)
         for env_id in resets:
             self._reset_one(env_id, owner)
+
+    def _collector(self, owner: Waiting, env_ids: Sequence[int], in_arrays: bool) -> Collector:
+        """What makes the answers to steps that were just sent."""
+        noted = self._slots, self._envs, self._ready_obs, self._latest
+        if in_arrays:
+            return ArrayCollector(*noted, owner, env_ids)
+        return TimestepCollector(*noted, owner, env_ids, self._maker)
 
     def _finish_round(
         self, owner: Waiting, collector: Optional[Collector] = None, timeout: Optional[float] = None
@@ -310,17 +311,11 @@ def _check_call(payload: SendPayload) -> None:
         raise AttributeError(f"{payload.method} is private and is not run in a worker")
 
 
-def _require_any(count: int) -> None:
-    if not count:
-        raise AssertionError("There is no action.")
-
-
-def _count(actions: Any, allowed: str) -> int:
-    """How many actions there are."""
-    count = length_of(actions)
-    if count is None:
-        raise ValueError(f"actions are {allowed}, not {type(actions).__name__}")
-    return count
+def _no_actions(actions: Any, allowed: str) -> Exception:
+    """What to raise where there is no action, or nothing that has any."""
+    if length_of(actions) is None:
+        return ValueError(f"actions are {allowed}, not {type(actions).__name__}")
+    return AssertionError("There is no action.")
 
 
 def _as_sequence(actions: Any) -> Sequence[Any]:

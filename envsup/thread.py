@@ -16,7 +16,7 @@ from collections import deque
 from functools import partial
 from typing import Any, Iterator, NamedTuple, Optional, Sequence
 
-from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
+from envsup.arena import DONE, EXTRA, FAILED, PICKLED, UNBUILT
 from envsup.child import Child, Listener
 from envsup.envs import EnvironmentFactory
 from envsup.errors import RemoteError, RemoteTraceback
@@ -26,7 +26,7 @@ from envsup.meter import Meters, Probe
 from envsup.request import Request
 from envsup.values import copy_value
 from envsup.waiting import Waiting
-from envsup.worker import Call, Failed, Host, Hosted, describe, has_text
+from envsup.worker import Call, Failed, Host, Hosted, Step, describe, has_text
 
 _CLOSING = 1.0
 """How long a thread waits for what its predecessor hosted to be closed: it may hold what only one can have."""
@@ -45,12 +45,12 @@ class _Task(NamedTuple):
 
 
 class _StepForm(NamedTuple):
-    """Steps but for their actions: index in the worker and whether the worker resets at the end of the episode.
+    """Steps but for their actions.
 
     ``eager``: whether each is answered as soon as it is done.
     """
 
-    steps: list[tuple[int, bool]]
+    steps: list[Step]
     eager: bool
 
 
@@ -118,26 +118,45 @@ def _serve(
 
 
 def _step(host: Host, task: _Task, answers: _Answers) -> None:
-    done, ended = [], []
-    for local, reset_too, action in task.work:
-        status, data = host.step(local, -1, action)
-        reply = _copied_step(status, data)
-        if reply[0] & FAILED and not status & FAILED:
-            host.meters.withdraw(local)
-        done.append(reply)
-        if reply[0] & DONE:
-            host.meters.ended.append(local)
-            if reset_too:
-                ended.append(local)
-        if task.waiting is None:
-            host.meters.publish_one(local, task.seq)
-            answers.send(STEP, task.seq, done)
-            done = []
-    if done:
+    form, actions = task.work
+    replies = _Replies(host.meters)
+    if form.eager:
+        for step, action in zip(form.steps, actions):
+            host.step_each((step,), (action,), bytearray(), replies.take)
+            host.meters.publish_one(step[0], task.seq)
+            answers.send(STEP, task.seq, replies.give())
+    else:
+        host.step_each(form.steps, actions, bytearray(), replies.take)
         host.meters.publish()
-        answers.send(STEP, task.seq, done, task.waiting)
-    for local in ended:
+        answers.send(STEP, task.seq, replies.give(), task.waiting)
+    for local in replies.ended:
         answers.send(AUTO_RESET, task.seq, _copied(*host.call(Call(local, -1, "reset", (), {}))))
+
+
+class _Replies:
+    """The replies to steps, and which environments are to be reset after them."""
+
+    def __init__(self, meters: Meters) -> None:
+        self.ended: list[int] = []
+        self._meters = meters
+        self._done: list[tuple[int, Any]] = []
+
+    def take(self, step: Step, status: int, rest: Any) -> int:
+        """See to a step that was made; returns its status."""
+        local, reply = step[0], _copied_step(status, rest)
+        if reply[0] & FAILED and not status & FAILED:
+            self._meters.withdraw(local)
+        self._done.append(reply)
+        if reply[0] & DONE:
+            self._meters.ended.append(local)
+            if step[2] != NO_RESET:
+                self.ended.append(local)
+        return reply[0]
+
+    def give(self) -> list[tuple[int, Any]]:
+        """What was taken since this was last asked for."""
+        done, self._done = self._done, []
+        return done
 
 
 def _copied_step(status: int, data: Any) -> tuple[int, Any]:
@@ -222,11 +241,11 @@ class ChildThread(Child):
     def form_steps(
         self, proc_ids: Sequence[int], slots: Sequence[int], reset_slots: Sequence[int], eager: bool
     ) -> _StepForm:
-        steps = [(self._locals[i], slot != NO_RESET) for i, slot in zip(proc_ids, reset_slots)]
+        steps = [(self._locals[i], -1, slot, PICKLED) for i, slot in zip(proc_ids, reset_slots)]
         return _StepForm(steps, eager)
 
     def pack_steps(self, request: Request, form: _StepForm, actions: Sequence[Any]) -> _Task:
-        work = [(*step, copy_value(action)) for step, action in zip(form.steps, actions)]
+        work = form, list(map(copy_value, actions))
         return _Task(STEP, request.seq, work, None if form.eager else request.owner)
 
     def send_steps(self, request: Request, packed: _Task, now: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from typing import Any, Mapping, Optional, Sequence
 
-from envsup.collect import ArrayCollector, StepArrays
+from envsup.collect import Collector, StepArrays
 from envsup.env_supervisor import EnvSupervisor
 from envsup.observed import traced
 from envsup.payload import RecvPayload, SendPayload
@@ -28,11 +28,11 @@ class Round:
         collector: of the steps, None if there is none.
     """
 
-    def __init__(self, env_ids: Sequence[int], resets: Sequence[int], collector: Optional[ArrayCollector]) -> None:
+    def __init__(self, env_ids: Sequence[int], resets: Sequence[int], num_envs: int) -> None:
         self.env_ids = env_ids
         self.resets = resets
-        self.collector = collector
-        self.owner = Waiting() if collector is None else collector.owner
+        self.owner = Waiting(num_envs)
+        self.collector: Optional[Collector] = None
 
 
 class VectorSupervisor(EnvSupervisor):
@@ -90,12 +90,12 @@ class VectorSupervisor(EnvSupervisor):
             if self._recovers:  # Its own seed for an episode gives way to one that is named.
                 resets = {i: {**param, **_seed_of(seeds, i)} for i, param in resets.items()}
             self._reset_param.update(resets)
-            round_ = Round(env_ids, list(resets), self._array_collector(env_ids) if env_ids else None)
-            owner, collector = round_.owner, round_.collector
+            round_ = Round(env_ids, list(resets), self.env_num)
+            owner = round_.owner
             try:
                 self._begin_round(owner, env_ids, actions, round_.resets)
-                if collector is not None:
-                    collector.prepare()
+                if env_ids:
+                    round_.collector = self._collector(owner, env_ids, in_arrays=True)
                 owner.send_held()
             except BaseException:
                 self._give_round_up(owner)

@@ -23,6 +23,7 @@ class Waiting:
         slot: that of all replies, None if they go to different ones.
         taken: for each environment the bits of those slots.
         statuses: by environment, the status of a reply that is all in the arena, 0 where there is none.
+        ended: environments whose status says that an episode has ended.
         results: every other reply that has been read, by environment.
         error: what it is to raise.
         abandoned: whether it was cut short; then only the effects of its replies count.
@@ -35,6 +36,7 @@ class Waiting:
         "_arrivals",
         "_expected",
         "abandoned",
+        "ended",
         "env_ids",
         "error",
         "held",
@@ -54,6 +56,7 @@ class Waiting:
         self.slot: Optional[int] = None
         self.taken = b""
         self.statuses = bytearray(num_envs)
+        self.ended: list[int] = []
         self.results: dict[Any, Any] = {}
         self.error: Optional[BaseException] = None
         self.abandoned = False

@@ -12,11 +12,11 @@ import pickle
 import traceback
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Callable, Hashable, Iterator, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Callable, Hashable, Iterable, Iterator, NamedTuple, Optional, Sequence, TypeVar
 
 import numpy as np
 
-from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, UNBUILT, Arena, ArenaWriter
+from envsup.arena import ARRAY, DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, REWARD_CELL, UNBUILT, Arena, ArenaWriter
 from envsup.envs import Environment, timestep_of
 from envsup.frames import (
     ACTION_SIZE,
@@ -42,13 +42,18 @@ from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
 
 READ_SIZE, LONG_READ_SIZE = 4096, 1 << 16
-_EVENTFUL = DONE | EXTRA
 RESETS = ("reset", "_begin_episode")
 """The methods that begin an episode."""
 REPLAY = "_replay_episode"
 """The method that begins one and runs it to where it was."""
 
 T = TypeVar("T")
+
+Step = tuple[int, int, int, int]
+"""Index of an environment in its worker, slots for the replies to its step and to the reset that may follow, and the
+kind of its action; see ``frames.form``."""
+
+Tell = Callable[[Step, int, Any], int]
 
 
 @dataclass
@@ -99,7 +104,7 @@ class _Seat:
         self.hosted = hosted
         self.rewards = rewards
         self.target: Any = None
-        self.writer: Optional[ArenaWriter] = None
+        self.writer: Any = None
         self.built = True
         self.blocked: Optional[BaseException] = None
 
@@ -123,13 +128,26 @@ class _Seat:
             except BaseException:
                 pass  # What it says about closing helps nobody, and others of this worker are to be closed, too.
 
+    def reply(self, slot: int, obs: Any, reward: Any, done: Any, info: Any) -> tuple[int, Any]:
+        """The status bits of a step, and what of the timestep is not in the arena; the reward is noted."""
+        reply: tuple[int, Any] = (DONE if done else 0) | EXTRA, (obs, reward, done, info)
+        if slot >= 0:
+            reply = self.writer.timestep(slot, obs, reward, done, info)
+        self.rewards.append(reward if type(reward) is float else number_of(reward))
+        return reply
+
+    def refusal(self, action: Any) -> tuple[int, BaseException]:
+        """The status bits of a step that cannot be made, and why."""
+        if self.blocked is None:
+            return FAILED | EXTRA, action.reason
+        return FAILED | EXTRA | (0 if self.built else UNBUILT), self.blocked
+
     def invoke(self, call: Call) -> tuple[int, Any]:
         try:
             if call.method == ReserveMethod.GETATTR:
                 return 0, read_public(self.target, call.args[0])
             data = getattr(self.target, call.method)(*call.args, **call.kwargs)
             if call.slot >= 0:
-                assert self.writer is not None
                 data = self.writer.observation(call.slot, data)
         except BaseException as error:
             return FAILED, error
@@ -170,31 +188,36 @@ class Host:
         for seat in self._seats:
             seat.writer = None
 
-    def step(self, local: int, slot: int, action: Any) -> tuple[int, Any]:
-        """Step an environment; returns the status bits and what of the timestep is not in the arena."""
-        seat = self._seats[local]
-        if seat.blocked is not None:
-            return FAILED | EXTRA | (0 if seat.built else UNBUILT), seat.blocked
-        if type(action) is BadAction:
-            return FAILED | EXTRA, action.reason
-        try:
-            begin = perf_counter()
-            result = seat.target._env.step(action)
-            seconds = perf_counter() - begin
-            has_five = type(result) is tuple and len(result) == 5 and type(result[4]) is dict
-            if has_five and result[2] is result[3] is False:  # Nearly every step of gymnasium's environments.
-                obs, reward, done, _, info = result
-            else:
-                obs, reward, done, info = timestep_of(result)
-            if slot >= 0:
-                reply = seat.writer.timestep(slot, obs, reward, done, info)  # type: ignore[union-attr]
-            else:
-                reply = (DONE if done else 0) | EXTRA, (obs, reward, done, info)
-            self._seconds[local] = seconds
-            seat.rewards.append(reward if type(reward) is float else number_of(reward))
-            return reply
-        except BaseException as error:
-            return FAILED | EXTRA, error
+    def step_each(self, steps: Iterable[Step], actions: Iterable[Any], statuses: bytearray, tell: Tell) -> None:
+        """Step environments one after the other, and add the status bits of each to ``statuses``.
+
+        ``tell(step, status, rest)`` is called after each that is not an ordinary one, of which all that matters is in
+        the arena; ``rest`` is what is not in the arena, or the error.  It returns the status to add.
+        """
+        seats, all_seconds = self._seats, self._seconds
+        for step, action in zip(steps, actions):
+            local, slot = step[:2]
+            seat = seats[local]
+            try:
+                if seat.blocked is None and type(action) is not BadAction:
+                    begin = perf_counter()
+                    result = seat.target._env.step(action)
+                    seconds = perf_counter() - begin
+                    if slot >= 0 and type(result) is tuple and len(result) == 5:
+                        obs, reward, terminated, truncated, info = result
+                        goes_on = terminated is truncated is False and type(info) is dict and not info
+                        if goes_on and type(reward) is float and seat.writer.put(slot, obs, reward):
+                            all_seconds[local] = seconds
+                            seat.rewards.append(reward)
+                            statuses.append(REWARD_CELL)
+                            continue
+                    status, rest = seat.reply(slot, *timestep_of(result))
+                    all_seconds[local] = seconds
+                else:
+                    status, rest = seat.refusal(action)
+            except BaseException as error:
+                status, rest = FAILED | EXTRA, error
+            statuses.append(tell(step, status, rest))
 
     def call(self, call: Call) -> tuple[int, Any]:
         """Call a method of an object, or read an attribute; returns the status bits and (data, extra).
@@ -319,11 +342,14 @@ class PipeServer:
         self._form = b"-"
         self._form_end = HEADER_SIZE
         self._size = -1
-        self._steps: list[tuple[int, int, int, int]] = []
+        self._steps: list[Step] = []
         self._only_kind: Optional[int] = None
         self._is_eager = False
         self._numbers_of: Callable[[bytes], tuple[int, ...]] = step_numbers(1).unpack_from
         self._dumps: Callable[[Any], bytes] = dump
+        # Of the steps that are being made: what goes by message, and those whose episode ended and is to begin anew.
+        self._extras: list[bytes] = []
+        self._ended: list[Step] = []
 
     def serve(self) -> None:
         """Build everything, then answer until told to stop or until the supervisor is gone."""
@@ -435,40 +461,44 @@ class PipeServer:
         self._numbers_of = (NUMBER if is_array else step_numbers(count)).unpack_from
 
     def _step(self, seq: int, numbers: Sequence[int], request: bytes) -> None:
-        step = self._host.step
         actions = numbers if self._only_kind == INT else self._actions(numbers, request)
         statuses = bytearray()
-        extras: list[bytes] = []
-        resets: list[tuple[int, int]] = []
-        for (local, slot, reset_slot, _), action in zip(self._steps, actions):
-            status, extra = step(local, slot, action)
-            if status & _EVENTFUL:
-                if status & EXTRA:
-                    status = self._add_extra(local, status, extra, extras)
-                if status & DONE:
-                    self._meters.ended.append(local)
-                    if reset_slot != NO_RESET:
-                        resets.append((local, reset_slot))
-            statuses.append(status)
-            if self._is_eager:
-                self._meters.publish_one(local, seq)
-                self._answer(seq, statuses, extras)
+        if self._is_eager:
+            for step, action in zip(self._steps, actions):
+                self._host.step_each((step,), (action,), statuses, self._tell)
+                self._meters.publish_one(step[0], seq)
+                self._answer(seq, statuses)
                 statuses.clear()
-                extras.clear()
-        if statuses:
+        else:
+            self._host.step_each(self._steps, actions, statuses, self._tell)
             self._meters.publish()
-            self._answer(seq, statuses, extras)
-        for local, slot in resets:
+            self._answer(seq, statuses)
+        if self._ended:
+            self._reset_ended(seq)
+
+    def _tell(self, step: Step, status: int, rest: Any) -> int:
+        """See to a step that is not an ordinary one; returns its status."""
+        if status & EXTRA:
+            status = self._add_extra(step[0], status, rest)
+        if status & DONE:
+            self._meters.ended.append(step[0])
+            if step[2] != NO_RESET:
+                self._ended.append(step)
+        return status
+
+    def _reset_ended(self, seq: int) -> None:
+        ended, self._ended = self._ended, []
+        for local, _, slot, _ in ended:
             status, reply = self._carry_out(Call(local, slot, "reset", (), {}))
             self._send(HEADER.pack(seq, AUTO_RESET, status, local, len(reply)) + reply)
 
-    def _add_extra(self, local: int, status: int, extra: Any, extras: list[bytes]) -> int:
+    def _add_extra(self, local: int, status: int, extra: Any) -> int:
         """Pickle what of a step is not in the arena; returns the status, that of a failure if it cannot be."""
         failed = status & FAILED
         status, data = dump_reply(status, extra, "step", self._dumps)
         if status & FAILED and not failed:
             self._meters.withdraw(local)
-        extras += EXTRA_LENGTH.pack(len(data)), data
+        self._extras += EXTRA_LENGTH.pack(len(data)), data
         return status
 
     def _actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
@@ -494,13 +524,16 @@ class PipeServer:
         assert self._host.arena is not None
         return self._host.arena.get_action(slot, self._host.hosted[local].proc_id)
 
-    def _answer(self, seq: int, statuses: bytearray, extras: list[bytes]) -> None:
-        body = b"".join((statuses, *extras)) if extras else statuses
+    def _answer(self, seq: int, statuses: bytearray) -> None:
+        body: bytes | bytearray = statuses
+        if self._extras:
+            body = b"".join((statuses, *self._extras))
+            self._extras.clear()
         self._send(HEADER.pack(seq, STEP, 0, len(statuses), len(body)) + body)
 
 
 @functools.lru_cache(maxsize=64)
-def _steps_of(data: bytes, count: int) -> tuple[list[tuple[int, int, int, int]], Optional[int]]:
+def _steps_of(data: bytes, count: int) -> tuple[list[Step], Optional[int]]:
     """The rows of a form, and the kind that all of its actions are of, None if they differ; see ``frames.form``."""
     columns = form(count).unpack(data)
     steps = list(zip(*(columns[i * count : (i + 1) * count] for i in range(4))))

@@ -8,7 +8,7 @@ import os
 import time
 import weakref
 from multiprocessing.context import BaseContext
-from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Union
+from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Sequence, Union
 
 from envsup.child import Child, stop_all
 from envsup.descriptors import above_standard_streams
@@ -270,6 +270,12 @@ class WorkerGroup(WaitingLoop):
         raise NotImplementedError("only environments are stepped")
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
+        raise NotImplementedError("only environments are stepped")
+
+    def takes_ends(self, request: Request) -> bool:
+        return False
+
+    def on_ends(self, request: Request, statuses: bytes, rows: Sequence[int]) -> None:
         raise NotImplementedError("only environments are stepped")
 
     def on_lost(self, child: Child, requests: list[Request], error: Exception) -> None:

@@ -184,17 +184,17 @@ def test_handler_that_steps_while_a_round_is_sent(
     sup = make_process(scripted(4, length=100), envs_per_child=group)
     sup.launch()
     rounds(sup, 3)
-    pack = RoundPlan.pack
+    fill = RoundPlan.fill
     nested: list[Any] = []
 
-    def pack_and_step(plan: RoundPlan, *args: Any) -> Any:
-        packed = pack(plan, *args)
+    def fill_and_step(plan: RoundPlan, *args: Any) -> Any:
+        packed = fill(plan, *args)
         if not nested:
             nested.append(True)
             nested[:] = [float(t.obs[3]) for t in step(sup, dict.fromkeys(range(4), 77))]
         return packed
 
-    monkeypatch.setattr(RoundPlan, "pack", pack_and_step)
+    monkeypatch.setattr(RoundPlan, "fill", fill_and_step)
     rounds(sup, 1, first=3)
     assert nested == [77] * 4
     rounds(sup, 3, first=4)
