@@ -67,6 +67,7 @@ class Collector:
         envs, ready, latest: of the supervisor; the newest observations are noted in ``ready``.
         owner: the call; an environment whose latest reply is not one to it has been stepped or reset since.
         env_ids: the environments that step, in the order of what is returned.
+        in_arrays: whether arrays of all observations are wanted, which are copies.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Collector:
         latest: Sequence[Any],
         owner: Waiting,
         env_ids: Sequence[int],
+        in_arrays: bool,
     ) -> None:
         self._slots = slots
         self._envs = envs
@@ -85,7 +87,12 @@ class Collector:
         self._ready = ready
         self.env_ids = env_ids
         self._is_whole = env_ids == slots.all_ids
-        self._reader: Optional[RoundReader] = None
+        self._reader = reader = slots.open_round(len(env_ids), in_arrays)
+        self._block: Optional[Array] = None
+        self._reads_all = False
+        if reader is not None:
+            self._block = reader.block_of(owner.slots)
+            self._reads_all = owner.slot is not None and reader.reads(owner.slot)
 
     def _parts(self, env_id: int, result: tuple[int, int, Any]) -> tuple[Any, Any, Any, Any]:
         """(observation, reward, done, info) of a reply that is there; the observation is noted."""
@@ -105,64 +112,64 @@ class Collector:
 
         What it has read is noted in its ``done`` and in the newest observations, and its slots are freed.
         """
-        env_ids, owner, reader = self.env_ids, self.owner, self._reader
+        env_ids, reader = self.env_ids, self._reader
         if reader is None:
             return [], list(range(len(env_ids)))
         reader.fill()
-        if owner.slot is not None and reader.reads(owner.slot) and self._are_read(reader):
-            rows = owner.ended if self._is_whole else [env_ids.index(env_id) for env_id in owner.ended]
-            for env_id in owner.ended:
-                reader.done[env_id] = True
-            self._take(reader, rows, ())
-            return rows, []
-        statuses = owner.statuses
-        expected = reader.expected(owner.slots)
-        ended: list[int] = []
-        others: list[int] = []
-        for row in [row for row, env_id in enumerate(env_ids) if statuses[env_id] != expected[row]]:
-            is_read = statuses[env_ids[row]] & ~reader.ENDING == expected[row]
-            (ended if is_read else others).append(row)
+        ended, others = self._unusual_rows(reader)
         for row in ended:
             reader.done[env_ids[row]] = True
         self._take(reader, ended, others)
         return ended, others
 
-    def _are_read(self, reader: RoundReader) -> bool:
-        """Whether the reader has read all rows, which are in the same slot."""
-        statuses, plain, ended = self.owner.statuses, reader.source.status, self.owner.ended
-        if statuses.count(plain) + len(ended) < len(self.env_ids):
-            return False
-        return not ended or all(statuses[env_id] & ~reader.ENDING == plain for env_id in ended)
+    def _unusual_rows(self, reader: RoundReader) -> tuple[list[int], list[int]]:
+        """The rows whose reply ended an episode, and those whose reply the reader cannot read."""
+        env_ids, plain = self.env_ids, reader.source.status
+        statuses, known = self.owner.statuses, self.owner.ended
+        if self._reads_all and statuses.count(plain) + len(known) == len(env_ids):
+            if not known:
+                return [], []
+            if all(statuses[env_id] & ~reader.ENDING == plain for env_id in known):
+                return known if self._is_whole else [env_ids.index(env_id) for env_id in known], []
+        expected = reader.expected(self.owner.slots)
+        ended: list[int] = []
+        others: list[int] = []
+        for row in [row for row, env_id in enumerate(env_ids) if statuses[env_id] != expected[row]]:
+            is_read = statuses[env_ids[row]] & ~reader.ENDING == expected[row]
+            (ended if is_read else others).append(row)
+        return ended, others
 
     def _take(self, reader: RoundReader, ended: Sequence[int], others: Sequence[int]) -> None:
         """The reader has read all rows but ``others``: free their slots and note their observations."""
-        env_ids, owner, latest = self.env_ids, self.owner, self._latest
-        rows: Sequence[int] = range(len(env_ids))
-        taken = owner.taken
-        if others:
-            rows = sorted({*rows}.difference(others))
-            taken = self._bits(rows)
+        taken = self._bits(others) if others else self.owner.taken
         self._slots.free_all(taken)
-        stale: list[int] = []
-        fresh = latest.count(owner)
-        if fresh < len(env_ids):
-            stale = [row for row in ended if latest[env_ids[row]] is not owner]  # They were reset.
-            if fresh + len(stale) < len(env_ids):
-                stale = [row for row in rows if latest[env_ids[row]] is not owner]
+        stale = self._stale_rows(ended, others)
         if not reader.source.copies:
-            self._slots.note_views(taken, [env_ids[row] for row in stale])
+            self._slots.note_views(taken, [self.env_ids[row] for row in stale])
         self._note(reader, {*stale, *others} if stale or others else ())
 
-    def _bits(self, rows: Sequence[int]) -> bytes:
-        """For each environment of the supervisor the bits of the slots of these rows."""
-        bits = bytearray(len(self._envs))
-        for row in rows:
-            bits[self.env_ids[row]] = 1 << self.owner.slots[row]
+    def _stale_rows(self, ended: Sequence[int], others: Sequence[int]) -> Sequence[int]:
+        """Of the rows but ``others``, those whose environment has been stepped or reset since."""
+        env_ids, owner, latest = self.env_ids, self.owner, self._latest
+        fresh, count = latest.count(owner), len(env_ids)
+        if fresh == count:
+            return ()
+        stale = [row for row in ended if latest[env_ids[row]] is not owner]  # They were reset.
+        if fresh + len(stale) < count:
+            rows = {*range(count)}.difference(others)
+            stale = [row for row in sorted(rows) if latest[env_ids[row]] is not owner]
+        return stale
+
+    def _bits(self, others: Sequence[int]) -> bytes:
+        """For each environment of the supervisor the bits of the slots of the rows but ``others``."""
+        bits = bytearray(self.owner.taken)
+        for row in others:
+            bits[self.env_ids[row]] = 0
         return bytes(bits)
 
     def _note(self, reader: RoundReader, but: Collection[int]) -> None:
         """The rows of the reader are the newest observations, those in ``but`` excepted."""
-        env_ids, ready, block = self.env_ids, self._ready, reader.block_of(self.owner.slots)
+        env_ids, ready, block = self.env_ids, self._ready, self._block
         if block is None:
             rows = enumerate(zip(env_ids, self._read(reader)))
             ready.set_each(pair for row, pair in rows if row not in but)
@@ -199,13 +206,12 @@ class TimestepCollector(Collector):
         env_ids: Sequence[int],
         maker: Any,
     ) -> None:
-        super().__init__(slots, envs, ready, latest, owner, env_ids)
+        super().__init__(slots, envs, ready, latest, owner, env_ids, in_arrays=False)
         self._maker = maker
-        self._reader = reader = self._slots.open_round(len(self.env_ids))
         self._timesteps: list[Any] = [None] * len(self.env_ids)
         self._observations: list[Any] = []
-        if reader is not None:
-            columns = reader.columns(self.env_ids, self.owner.slots)
+        if self._reader is not None:
+            columns = self._reader.columns(self.env_ids, self.owner.slots)
             self._observations = columns.obs
             self._timesteps, self._infos = maker.open_timesteps(*columns)
 
@@ -245,23 +251,26 @@ class ArrayCollector(Collector):
         owner: Waiting,
         env_ids: Sequence[int],
     ) -> None:
-        super().__init__(slots, envs, ready, latest, owner, env_ids)
-        count = len(env_ids)
-        self._last_good = self._ready.snapshot()
-        self._reader = self._slots.open_round(count, in_arrays=True)
+        super().__init__(slots, envs, ready, latest, owner, env_ids, in_arrays=True)
+        count, reader = len(env_ids), self._reader
+        self._last_good = ready.snapshot()
         self._infos: list[dict[Any, Any]] = [{} for _ in range(count)]
         self._failed: Array = np.zeros(count, dtype=np.bool_)
-        self._env_id: Array = np.arange(count) if self._is_whole else np.array(self.env_ids)
+        self._env_id: Array = np.arange(count) if self._is_whole else np.array(env_ids)
+        # In any other case it holds copies, which can be made when the replies are there.
+        made_now = reader is not None and self._is_whole and reader.reward.dtype == np.float64
+        self._table = _Table(reader, None) if reader is not None and made_now else None
 
     def collect(self) -> StepArrays:
         """The arrays, when all replies are there."""
         ended, others = self._sort()
-        count, infos, failed = len(self.env_ids), self._infos, self._failed
+        count, infos, failed, table = len(self.env_ids), self._infos, self._failed, self._table
         for row in ended:
             infos[row] = info_of(self.owner.statuses[self.env_ids[row]])
-        table = None
-        if self._reader is not None and len(others) < count:
+        if table is None and self._reader is not None and len(others) < count:
             table = _Table(self._reader, None if self._is_whole else self.env_ids)
+        if table is not None and not others:
+            return StepArrays(table.obs, table.reward, table.done, infos, self._env_id, failed)
         done = np.zeros(count, dtype=np.bool_) if table is None else table.done
         values: dict[int, tuple[Any, Any]] = {}
         for row in others:

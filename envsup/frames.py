@@ -13,8 +13,6 @@ from typing import Any, Iterable, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import OBS
-
 HEADER = struct.Struct("=QBBHQ")
 """Sequence number of the request, kind, flags, count, length of the body."""
 
@@ -90,11 +88,6 @@ def int_actions(count: int) -> struct.Struct:
 def plain_reply(seq: int, statuses: bytes) -> bytes:
     """The reply to steps that is nothing but statuses."""
     return HEADER.pack(seq, STEP, 0, len(statuses), len(statuses)) + statuses
-
-
-def begun_again(seq: int, indices: Iterable[int]) -> bytes:
-    """What follows the reply to steps if these environments were reset, and the arena has all that there is to say."""
-    return b"".join([HEADER.pack(seq, AUTO_RESET, OBS, index, 0) for index in indices])
 
 
 class StepForm:

@@ -11,10 +11,11 @@ from typing import Any, Iterable, Iterator, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, PICKLED, kind_of_numbers, put_action
+from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, kind_of_numbers, put_action
 from envsup.child import Child, Listener
 from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
 from envsup.frames import (
+    AUTO_RESET,
     BUILD,
     CALL,
     EAGER,
@@ -25,7 +26,6 @@ from envsup.frames import (
     STOP,
     FrameTable,
     StepForm,
-    begun_again,
 )
 from envsup.launch import WorkerProcess
 from envsup.request import BUILD_METHOD, Request
@@ -194,7 +194,7 @@ class ChildProcess(Child):
             return False
         statuses, env_ids = data[HEADER_SIZE:end], request.proc_ids
         rows = [row for row, status in enumerate(statuses) if status & DONE]
-        if data[end:] != begun_again(request.seq, [self._locals[env_ids[row]] for row in rows]):
+        if data[end:] != _resets(request.seq, [self._locals[env_ids[row]] for row in rows]):
             return False
         if not self.listener.takes_ends(request):
             return False
@@ -412,6 +412,11 @@ class ChildProcess(Child):
                 if child._outbox:
                     poller.register(process.request_fd, select.POLLOUT)
         poller.poll(timeout * 1000)
+
+
+def _resets(seq: int, indices: Iterable[int]) -> bytes:
+    """What follows the reply to steps if these environments were reset, and the arena has all that there is to say."""
+    return b"".join([HEADER.pack(seq, AUTO_RESET, OBS, index, 0) for index in indices])
 
 
 def load_data(status: int, body: bytes, buffers: Optional[Iterable[Any]] = None) -> tuple[int, Any]:

@@ -53,9 +53,7 @@ class RoundSource:
 class RoundReader:
     """Reads the replies to one blocking step that are all in the arena: by one copy of the first slot, or as views.
 
-    Arguments:
-        in_advance: whether ``columns`` are wanted before the replies are there, and filled in when they have come: so
-            the supervisor has less to do while the workers wait for it.
+    What it reads into is made with it, so that the supervisor has less to do while the workers wait for it.
 
     Attributes:
         source: what it reads.
@@ -66,15 +64,12 @@ class RoundReader:
     ENDING = DONE | TRUNCATED | TERMINATED
     """The bits of a status that say how an episode ended."""
 
-    def __init__(self, source: RoundSource, in_advance: bool) -> None:
+    def __init__(self, source: RoundSource) -> None:
         self.source = source
         self.blocks = source.blocks
-        self._rewards = source.rewards
-        self._in_advance = in_advance
-        if in_advance:
-            if source.copies:
-                self.blocks = [[np.empty(leaf.shape, leaf.dtype) for leaf in source.blocks[0]]]
-            self._rewards = np.empty(source.rewards.shape, source.rewards.dtype)
+        if source.copies:
+            self.blocks = [[np.empty(leaf.shape, leaf.dtype) for leaf in source.blocks[0]]]
+        self._rewards: Array = np.empty(source.rewards.shape, source.rewards.dtype)
         self.done: Array = np.zeros(len(source.indices), dtype=np.bool_)
 
     @property
@@ -86,11 +81,6 @@ class RoundReader:
     def fill(self) -> None:
         """The replies are there: copy them."""
         source = self.source
-        if not self._in_advance:
-            if source.copies:
-                self.blocks = [[leaf.copy() for leaf in source.blocks[0]]]
-            self._rewards = source.rewards.copy()
-            return
         if source.copies:
             for leaf, block in zip(self.blocks[0], source.blocks[0]):
                 leaf[...] = block

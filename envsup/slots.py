@@ -203,12 +203,12 @@ class Slots:
     def open_round(self, replies: int, in_arrays: bool = False) -> Optional[RoundReader]:
         """What reads many replies at once, None if there are too few of them for that to pay, or cannot be any.
 
-        ``in_arrays``: as arrays of all of them, which are copies; else as columns, which are asked for in advance.
+        ``in_arrays``: as arrays of all of them, which are copies.
         """
         source = self._sources.get(in_arrays or self.copies)
         if source is None or 2 * replies < len(source.indices):
             return None
-        return RoundReader(source, in_advance=not in_arrays)
+        return RoundReader(source)
 
     def note_views(self, taken: bytes, older: Iterable[int]) -> None:
         """The user gets views of the slots that ``taken`` has the bits of, for each environment.

@@ -32,38 +32,22 @@ class Waiting:
         sending: whether sending them has begun.
     """
 
-    __slots__ = (
-        "_arrivals",
-        "_expected",
-        "abandoned",
-        "ended",
-        "env_ids",
-        "error",
-        "held",
-        "pending",
-        "results",
-        "sending",
-        "slot",
-        "slots",
-        "statuses",
-        "taken",
-    )
+    env_ids: Sequence[int] = ()
+    slots: Sequence[int] = ()
+    slot: Optional[int] = None
+    taken = b""
+    error: Optional[BaseException] = None
+    abandoned = False
+    sending = False
+    _expected = 0
 
     def __init__(self, num_envs: int = 0) -> None:
         self.pending = 0
-        self.env_ids: Sequence[int] = ()
-        self.slots: Sequence[int] = ()
-        self.slot: Optional[int] = None
-        self.taken = b""
         self.statuses = bytearray(num_envs)
         self.ended: list[int] = []
         self.results: dict[Any, Any] = {}
-        self.error: Optional[BaseException] = None
-        self.abandoned = False
         self.held: Optional[deque[tuple[Any, Callable[[], Any]]]] = deque()
-        self.sending = False
         self._arrivals = itertools.count(1)
-        self._expected = 0
 
     def answer(self, env_id: int, slot: int) -> Any:
         """The reply of an environment that was sent a step: (slot, status, what is not in the arena), or an error."""
@@ -111,8 +95,6 @@ class Waiting:
 
 class Silent(Waiting):
     """Owner of requests whose replies nobody is told of."""
-
-    __slots__ = ()
 
     def add(self, replies: int = 1) -> None:
         """Nobody waits."""

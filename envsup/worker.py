@@ -196,7 +196,7 @@ class Host:
         """
         seats, all_seconds = self._seats, self._seconds
         for step, action in zip(steps, actions):
-            local, slot = step[:2]
+            local, slot, _, _ = step
             seat = seats[local]
             try:
                 if seat.blocked is None and type(action) is not BadAction:
