@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Mapping, Optional
+from typing import Any, Callable, Mapping, Optional
 
 _VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -22,7 +22,7 @@ class ThreadLimit:
     def __init__(self, number: int) -> None:
         self.number = number
         self.by_environment = False
-        self._libraries: Optional[list[Any]] = None
+        self._setters: Optional[list[Callable[[int], object]]] = None
         self._modules = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -42,18 +42,18 @@ class ThreadLimit:
         try:
             from threadpoolctl import ThreadpoolController
         except ImportError:
-            self._libraries = []
+            self._setters = []
         else:
-            self._libraries = ThreadpoolController().lib_controllers
+            self._setters = [_setter(library) for library in ThreadpoolController().lib_controllers if _is_own(library)]
 
     def apply(self) -> None:
         """Set the number in the libraries that were found; they are looked for if they have not been."""
         if self.by_environment:
             return
-        if self._libraries is None:
+        if self._setters is None:
             self.find_libraries()
-        for library in self._libraries or ():
-            _set(library, self.number)
+        for set_number in self._setters or ():
+            set_number(self.number)
         set_in_torch = getattr(sys.modules.get("torch"), "set_num_threads", None)
         if set_in_torch is not None:
             set_in_torch(self.number)
@@ -62,20 +62,26 @@ class ThreadLimit:
     def apply_again(self) -> None:
         """The same, if modules were imported since, which may have loaded more libraries."""
         if len(sys.modules) != self._modules:
-            self._libraries = None
+            self._setters = None
             self.apply()
 
 
-def _set(library: Any, number: int) -> None:
-    """Set the number in one library, as threadpoolctl found it."""
+def _is_own(library: Any) -> bool:
+    """Whether torch does not set the number in it, which has an OpenMP of its own."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    return torch is None or not str(library.filepath).startswith(os.path.dirname(torch) + os.sep)
+
+
+def _setter(library: Any) -> Callable[[int], object]:
+    """What sets the number in one library, as threadpoolctl found it."""
     openblas = getattr(library, "dynlib", None)  # Threadpoolctl hides it before 3.2.
-    with_pthreads = openblas is not None and getattr(library, "threading_layer", None) == "pthreads"
-    if not (with_pthreads and _set_before_start(openblas, number)):
-        library.set_num_threads(number)
+    if openblas is None or getattr(library, "threading_layer", None) != "pthreads":
+        return library.set_num_threads  # type: ignore[no-any-return]
+    return _openblas_setter(openblas, library.set_num_threads)
 
 
-def _set_before_start(openblas: Any, number: int) -> bool:
-    """Whether OpenBLAS has no threads yet, as in a process just forked, and could be told without starting them.
+def _openblas_setter(openblas: Any, set_number: Callable[[int], object]) -> Callable[[int], object]:
+    """The same for an OpenBLAS that may have no threads yet, as in a process just forked: it is told without.
 
     Its own function starts all of them, and each then spins for some 30 ms, which delays the start of many workers.
     """
@@ -86,8 +92,12 @@ def _set_before_start(openblas: Any, number: int) -> bool:
             ctypes.c_int.in_dll(openblas, f"blas_{name}") for name in ("server_avail", "num_threads", "cpu_number")
         )
     except ValueError:
-        return False  # Of a version that has no such variables.
-    if started.value or number > most.value:
-        return False
-    used.value = number
-    return True
+        return set_number  # Of a version that has no such variables.
+
+    def set_before_start(number: int) -> None:
+        if started.value or number > most.value:
+            set_number(number)
+        else:
+            used.value = number
+
+    return set_before_start
