@@ -37,6 +37,7 @@ from envsup.frames import (
     form_end,
     step_numbers,
 )
+from envsup.meter import ABSENT as NO_TIME
 from envsup.meter import Meters, number_of
 from envsup.payload import RecvPayload, ReserveMethod
 from envsup.spaces import ABSENT
@@ -194,7 +195,7 @@ class Host:
         ``tell(step, status, rest)`` is called after each that is not an ordinary one, of which all that matters is in
         the arena; ``rest`` is what is not in the arena, or the error.  It returns the status to add.
         """
-        seats, all_seconds = self._seats, self._seconds
+        seats, seconds = self._seats, self._seconds
         for step, action in zip(steps, actions):
             local, slot, _, _ = step
             seat = seats[local]
@@ -202,20 +203,19 @@ class Host:
                 if seat.blocked is None and type(action) is not BadAction:
                     begin = perf_counter()
                     result = seat.target._env.step(action)
-                    seconds = perf_counter() - begin
+                    seconds[local] = perf_counter() - begin
                     if slot >= 0 and type(result) is tuple and len(result) == 5:
                         obs, reward, terminated, truncated, info = result
                         goes_on = terminated is truncated is False and type(info) is dict and not info
                         if goes_on and type(reward) is float and seat.writer.put(slot, obs, reward):
-                            all_seconds[local] = seconds
                             seat.rewards.append(reward)
                             statuses.append(REWARD_CELL)
                             continue
                     status, rest = seat.reply(slot, *timestep_of(result))
-                    all_seconds[local] = seconds
                 else:
                     status, rest = seat.refusal(action)
             except BaseException as error:
+                seconds[local] = NO_TIME
                 status, rest = FAILED | EXTRA, error
             statuses.append(tell(step, status, rest))
 
@@ -371,7 +371,16 @@ class PipeServer:
         if len(data) != self._size or data[NUMBER.size : self._form_end] != self._form:
             return self._perform_other(self._first_of(data))
         seq, *numbers = self._numbers_of(data)
-        self._step(seq, numbers, data)
+        actions = numbers if self._only_kind == INT else self._actions(numbers, data)
+        if self._is_eager:
+            self._step_one_by_one(seq, actions)
+        else:
+            statuses = bytearray()
+            self._host.step_each(self._steps, actions, statuses, self._tell)
+            self._meters.publish()
+            self._answer(seq, statuses)
+        if self._ended:
+            self._reset_ended(seq)
         return True
 
     def _perform_other(self, request: bytes) -> bool:
@@ -460,21 +469,13 @@ class PipeServer:
         is_array = self._only_kind == INT64 and count > 1
         self._numbers_of = (NUMBER if is_array else step_numbers(count)).unpack_from
 
-    def _step(self, seq: int, numbers: Sequence[int], request: bytes) -> None:
-        actions = numbers if self._only_kind == INT else self._actions(numbers, request)
+    def _step_one_by_one(self, seq: int, actions: Iterable[Any]) -> None:
         statuses = bytearray()
-        if self._is_eager:
-            for step, action in zip(self._steps, actions):
-                self._host.step_each((step,), (action,), statuses, self._tell)
-                self._meters.publish_one(step[0], seq)
-                self._answer(seq, statuses)
-                statuses.clear()
-        else:
-            self._host.step_each(self._steps, actions, statuses, self._tell)
-            self._meters.publish()
+        for step, action in zip(self._steps, actions):
+            self._host.step_each((step,), (action,), statuses, self._tell)
+            self._meters.publish_one(step[0], seq)
             self._answer(seq, statuses)
-        if self._ended:
-            self._reset_ended(seq)
+            statuses.clear()
 
     def _tell(self, step: Step, status: int, rest: Any) -> int:
         """See to a step that is not an ordinary one; returns its status."""
