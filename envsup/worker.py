@@ -50,6 +50,9 @@ REPLAY = "_replay_episode"
 
 T = TypeVar("T")
 
+# Numpy's numbers cannot be changed, and actions are few: to find one takes less than to make one.
+_int64 = functools.lru_cache(maxsize=1024)(np.int64)
+
 Step = tuple[int, int, int, int]
 """Index of an environment in its worker, slots for the replies to its step and to the reset that may follow, and the
 kind of its action; see ``frames.form``."""
@@ -465,9 +468,7 @@ class PipeServer:
         self._size = len(request)
         self._steps, self._only_kind = _steps_of(request[HEADER_SIZE : self._form_end], count)
         self._is_eager = bool(flags & EAGER)
-        # An array of more than one is made all at once, see ``_actions``.
-        is_array = self._only_kind == INT64 and count > 1
-        self._numbers_of = (NUMBER if is_array else step_numbers(count)).unpack_from
+        self._numbers_of = step_numbers(count).unpack_from
 
     def _step_one_by_one(self, seq: int, actions: Iterable[Any]) -> None:
         statuses = bytearray()
@@ -504,9 +505,7 @@ class PipeServer:
 
     def _actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
         if self._only_kind == INT64:
-            if numbers:
-                return map(np.int64, numbers)
-            return iter(np.frombuffer(request, np.int64, len(self._steps), self._form_end))
+            return map(_int64, numbers)
         return self._mixed_actions(numbers, request)
 
     def _mixed_actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
@@ -519,7 +518,7 @@ class PipeServer:
             elif kind == ARRAY:
                 yield self._stored_action(slot, local)
             else:
-                yield np.int64(number) if kind == INT64 else number
+                yield _int64(number) if kind == INT64 else number
 
     def _stored_action(self, slot: int, local: int) -> Any:
         assert self._host.arena is not None
