@@ -14,7 +14,7 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from unittest import mock
 import gymnasium
 
 from envsup import EnvSupervisor
-from envsup.arena import DONE, EXTRA, FAILED, UNBUILT
+from envsup.arena import EXTRA, FAILED, REWARD_CELL
+from envsup.envs import timestep_of
+from envsup.host import BadAction, Host, Step, Tell
 from envsup.lifecycle import EnvState
 from envsup.meter import Meters
-from envsup.worker import Host
 from lane import Lane, play_for
 from peers.envsup import arrays
 from peers.supervising import blocking
@@ -49,25 +50,38 @@ class Forgetful(EnvSupervisor):
         self._env_states[env_id] = new
 
 
-def unmeasured_step(host: Any, local: int, slot: int, action: Any) -> tuple[int, Any]:
-    """``Host.step`` without a clock, and nothing noted."""
-    seat = host._seats[local]
-    if seat.blocked is not None:
-        return FAILED | EXTRA | (0 if seat.built else UNBUILT), seat.blocked
-    try:
-        obs, reward, done, info = seat.target.step(action)
-        if slot >= 0:
-            reply: tuple[int, Any] = seat.writer.timestep(slot, obs, reward, done, info)
-            return reply
-        return (DONE if done else 0) | EXTRA, (obs, reward, done, info)
-    except BaseException as error:
-        return FAILED | EXTRA, error
+def unmeasured_step_each(
+    host: Any, steps: Iterable[Step], actions: Iterable[Any], statuses: bytearray, tell: Tell
+) -> None:
+    """``Host.step_each`` without a clock, and nothing noted."""
+    seats = host._seats
+    for step, action in zip(steps, actions):
+        local, slot, _, _ = step
+        seat = seats[local]
+        try:
+            if seat.blocked is None and type(action) is not BadAction:
+                result = seat.target._env.step(action)
+                if slot >= 0 and type(result) is tuple and len(result) == 5:
+                    obs, reward, terminated, truncated, info = result
+                    goes_on = terminated is truncated is False and type(info) is dict and not info
+                    if goes_on and type(reward) is float and seat.writer.put(slot, obs, reward):
+                        statuses.append(REWARD_CELL)
+                        continue
+                status, rest = seat.writer.timestep(slot, *timestep_of(result))
+            else:
+                status, rest = seat.refusal(action)
+        except BaseException as error:
+            status, rest = FAILED | EXTRA, error
+        statuses.append(tell(step, status, rest))
 
 
 @contextmanager
 def unmeasured_workers() -> Iterator[None]:
     """Workers that are forked from here measure nothing."""
-    with mock.patch.object(Host, "step", unmeasured_step), mock.patch.object(Meters, "publish", _publish_nothing):
+    with (
+        mock.patch.object(Host, "step_each", unmeasured_step_each),
+        mock.patch.object(Meters, "publish", _publish_nothing),
+    ):
         yield
 
 

@@ -15,6 +15,7 @@ from typing import Any, Callable, ClassVar, Iterator, Mapping, Optional, Protoco
 from envsup.arena import DONE, Arena, are_plain
 from envsup.errors import WorkerDied
 from envsup.frames import NO_RESET, FrameTable
+from envsup.host import Call, Hosted
 from envsup.launch import WorkerProcess
 from envsup.limits import start_error
 from envsup.memory import resident_bytes
@@ -23,7 +24,6 @@ from envsup.payload import SendPayload
 from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec
 from envsup.waiting import LONGEST_WAIT
-from envsup.worker import Call, Hosted
 
 _MAX_FORMS = 32
 DEFAULT_CLOSE_TIMEOUT = 10.0

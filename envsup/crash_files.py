@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Sequence, Union
 
 from envsup.episode_log import EpisodeLog
-from envsup.worker import describe, dump
+from envsup.pickled import describe, dump
 
 logger = logging.getLogger("envsup")
 

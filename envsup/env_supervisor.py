@@ -38,6 +38,7 @@ from envsup.budget import WaitingTime
 from envsup.child import DEFAULT_CLOSE_TIMEOUT
 from envsup.crash_files import CrashFiles
 from envsup.envs import EnvironmentFactory
+from envsup.host import Call, Hosted
 from envsup.instances import Instances
 from envsup.lifecycle import EnvRetryType, Event, Policy
 from envsup.observed import traced
@@ -49,7 +50,6 @@ from envsup.spaces import fixed_leaf, layout_of
 from envsup.start_methods import warn_of_accelerators
 from envsup.stepping import SteppingSupervisor
 from envsup.waiting import Waiting
-from envsup.worker import Call, Hosted
 from envsup.worker_group import DEFAULT_LAUNCH_TIMEOUT
 from envsup.worker_threads import ThreadLimit
 

@@ -14,13 +14,13 @@ from envsup.child import Child
 from envsup.envs import read_attribute
 from envsup.frame import Picture
 from envsup.grouping import choose
+from envsup.host import method_hint
 from envsup.lifecycle import EnvState
 from envsup.observed import ObservedSupervisor
 from envsup.payload import SendPayload
 from envsup.probe import Learned, check_probe, learn, learn_in_worker
 from envsup.render import captions_of, grid_of
 from envsup.supervisor import data_of
-from envsup.worker import method_hint
 from envsup.wrappers import require_environment
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable, Optional, TypeVar
 
 from envsup.arena import FAILED, Arena
+from envsup.host import RESETS, Call, Host, Hosted, Step, Tell
 from envsup.meter import Meters, Probe
 from envsup.trace import TraceFile, now, own_row
-from envsup.worker import RESETS, Call, Host, Hosted, Step, Tell
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child
 from envsup.envs import read_attribute
 from envsup.errors import WorkerDied
 from envsup.payload import ChildType, SendPayload
+from envsup.pickled import dump
 from envsup.recording import library_of
 from envsup.supervisor import Supervisor
-from envsup.worker import dump
 from envsup.wrappers import require_environment
 
 logger = logging.getLogger("envsup")

@@ -13,7 +13,7 @@ import numpy as np
 
 from envsup.arena import DONE, EXTRA, FAILED, INT, INT64, OBS, PICKLED, kind_of_numbers, put_action
 from envsup.child import Child, Listener
-from envsup.errors import RemoteError, RemoteTraceback, WorkerDied
+from envsup.errors import WorkerDied
 from envsup.frames import (
     AUTO_RESET,
     BUILD,
@@ -27,10 +27,11 @@ from envsup.frames import (
     FrameTable,
     StepForm,
 )
+from envsup.host import Call, Hosted
 from envsup.launch import WorkerProcess
+from envsup.pickled import dump, load_data, load_error
 from envsup.request import BUILD_METHOD, Request
 from envsup.spec import WorkerSpec
-from envsup.worker import Call, Failed, Hosted, dump, has_text
 
 _READ_SIZE = 4096
 _LONG_READ_SIZE = 1 << 20
@@ -417,32 +418,3 @@ class ChildProcess(Child):
 def _resets(seq: int, indices: Iterable[int]) -> bytes:
     """What follows the reply to steps if these environments were reset, and the arena has all that there is to say."""
     return b"".join([HEADER.pack(seq, AUTO_RESET, OBS, index, 0) for index in indices])
-
-
-def load_data(status: int, body: bytes, buffers: Optional[Iterable[Any]] = None) -> tuple[int, Any]:
-    """Unpickle the data of a reply; returns (status, data), an error if it cannot be rebuilt here.
-
-    Arguments:
-        buffers: what was pickled beside it.
-    """
-    try:
-        return status, pickle.loads(body, buffers=buffers)
-    except (Exception, SystemExit) as error:
-        reason = RemoteError(f"the reply cannot be rebuilt here: {type(error).__name__}: {error}")
-        reason.__cause__ = error
-        return FAILED | (status & EXTRA), reason
-
-
-def load_error(body: bytes) -> BaseException:
-    """The exception that a worker described, with its traceback there as ``__cause__``."""
-    failed: Failed = pickle.loads(body)
-    error: Optional[BaseException] = None
-    if failed.pickled is not None:
-        try:
-            error = pickle.loads(failed.pickled)
-        except (Exception, SystemExit):
-            pass
-    if not isinstance(error, Exception) or not has_text(error):
-        error = RemoteError(f"{failed.kind}: {failed.message}")
-    error.__cause__ = RemoteTraceback(failed.traceback)
-    return error

@@ -19,8 +19,10 @@ import numpy as np
 from envsup.child import Listener
 from envsup.errors import WorkerDied
 from envsup.frames import BUILD, HEADER
+from envsup.host import Hosted
 from envsup.meter import Meters
-from envsup.process import ChildProcess, load_data
+from envsup.pickled import load_data
+from envsup.process import ChildProcess
 from envsup.ray_cluster import Session, connection, import_ray
 from envsup.ray_options import OUR_OPTIONS
 from envsup.ray_rounds import Round, RoundWaiter, tell_when_done
@@ -28,7 +30,6 @@ from envsup.ray_worker import FIRST_BLOCK, LIFE, NOTES_LENGTH, Place, tell
 from envsup.request import Request
 from envsup.spec import WorkerSpec, pack_spec
 from envsup.waiting import Waiting
-from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
 _LENGTH_SIZE = 8  # Of what a packed spec begins with.

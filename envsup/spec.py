@@ -8,10 +8,10 @@ import sys
 from typing import Any, NamedTuple, Optional
 
 from envsup.arena import Arena
+from envsup.host import Hosted
 from envsup.meter import Probe
 from envsup.shm import SharedMemory
 from envsup.trace import TraceFile
-from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
 

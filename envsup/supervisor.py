@@ -14,12 +14,12 @@ from typing import Any, Callable, NoReturn, Optional, Sequence, Union
 from envsup.arena import FAILED
 from envsup.arguments import check_name, check_request
 from envsup.child import DEFAULT_CLOSE_TIMEOUT, Child, close_timeout
+from envsup.host import Hosted
 from envsup.inbox import Inbox, Key
 from envsup.payload import ChildType, RecvPayload, ReserveMethod, SendPayload
 from envsup.receive_all import ReceiveAll, RemainPayloads
 from envsup.request import BUILD_METHOD, Request
 from envsup.waiting import Waiting
-from envsup.worker import Hosted
 from envsup.worker_group import WorkerGroup
 
 logger = logging.getLogger("envsup")

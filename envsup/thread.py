@@ -21,12 +21,13 @@ from envsup.child import Child, Listener
 from envsup.envs import EnvironmentFactory
 from envsup.errors import RemoteError, RemoteTraceback
 from envsup.frames import AUTO_RESET, BUILD, CALL, CLOSE_ALL, NO_RESET, STEP, STOP
+from envsup.host import Call, Host, Hosted, Step
 from envsup.hosting import host_for
 from envsup.meter import Meters, Probe
+from envsup.pickled import Failed, describe, has_text
 from envsup.request import Request
 from envsup.values import copy_value
 from envsup.waiting import Waiting
-from envsup.worker import Call, Failed, Host, Hosted, Step, describe, has_text
 
 _CLOSING = 1.0
 """How long a thread waits for what its predecessor hosted to be closed: it may hold what only one can have."""

@@ -14,6 +14,7 @@ from envsup.child import Child, stop_all
 from envsup.descriptors import above_standard_streams
 from envsup.errors import SupervisorClosed, WorkerTimeout
 from envsup.evidence import FORWARD_EVERY, Evidence, Patience
+from envsup.host import Hosted
 from envsup.launch import LifePipe, WorkerProcess, end_processes, start_worker
 from envsup.limits import check_descriptors
 from envsup.parent_ends import close_in_forked_children
@@ -27,7 +28,6 @@ from envsup.start_methods import start_method_of
 from envsup.thread import ChildThread
 from envsup.waiting import Doorbell, LockBell
 from envsup.waiting_loop import WaitingLoop
-from envsup.worker import Hosted
 from envsup.worker_threads import ThreadLimit
 
 DEFAULT_LAUNCH_TIMEOUT = 60.0

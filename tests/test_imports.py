@@ -107,6 +107,8 @@ NEEDED_BY_A_WORKER = [
     "entry",
     "spec",
     "worker",
+    "host",
+    "pickled",
     "envs",
     "values",
     "vector_worker",

@@ -26,13 +26,13 @@ from worlds import Importer
 
 from envsup import EnvSupervisor, ray_child
 from envsup.errors import WorkerDied, WorkerTimeout
+from envsup.host import Hosted
 from envsup.meter import Meters
 from envsup.ray_child import ChildRay, _Life, reason_of
 from envsup.ray_cluster import Watch, address_for, answers, check_same, connection, head_patience
 from envsup.ray_worker import EnvActor, RelayedMeters, tell
 from envsup.spec import WorkerSpec, pack_spec
 from envsup.testing import Gate, ScriptedEnv
-from envsup.worker import Hosted
 
 ray = pytest.importorskip("ray")
 
