@@ -43,6 +43,32 @@ READ_SIZE, LONG_READ_SIZE = 4096, 1 << 16
 _int64 = functools.lru_cache(maxsize=1024)(np.int64)
 
 
+class _Form:
+    """What requests for the same steps have in common.
+
+    Attributes:
+        head, end: what they begin with, their number excepted, and where that ends.
+        size: of a whole request.
+        steps, only_kind: what is to be done, and the kind that all actions are of, None if they differ.
+        is_eager: whether each step is answered as soon as it is done.
+        numbers_of: reads the number of a request, and its actions that are ints.
+    """
+
+    __slots__ = ("end", "head", "is_eager", "numbers_of", "only_kind", "size", "steps")
+
+    def __init__(self, request: bytes, flags: int, count: int) -> None:
+        self.end = form_end(count)
+        self.head = request[NUMBER.size : self.end]
+        self.size = len(request)
+        self.steps, self.only_kind = _steps_of(request[HEADER_SIZE : self.end], count)
+        self.is_eager = bool(flags & EAGER)
+        self.numbers_of: Callable[[bytes], tuple[int, ...]] = step_numbers(count).unpack_from
+
+    def is_of(self, data: bytes) -> bool:
+        """Whether this is one of those requests."""
+        return len(data) == self.size and data[NUMBER.size : self.end] == self.head
+
+
 class PipeServer:
     """Serves the requests that come through one pipe and answers through another."""
 
@@ -52,15 +78,8 @@ class PipeServer:
         self._request_fd = request_fd
         self._reply_fd = reply_fd
         self._buffer = b""
-        # Of the last request for steps, which most are like: its form, where that ends, the size of all of it, and how
-        # its numbers are read.
-        self._form = b"-"
-        self._form_end = HEADER_SIZE
-        self._size = -1
-        self._steps: list[Step] = []
-        self._only_kind: Optional[int] = None
-        self._is_eager = False
-        self._numbers_of: Callable[[bytes], tuple[int, ...]] = step_numbers(1).unpack_from
+        # Most requests are like the last one for steps, or the one before that, which had other slots.
+        self._form = self._form_before = _Form(bytes(HEADER_SIZE), 0, 0)
         self._dumps: Callable[[Any], bytes] = dump
         # Of the steps that are being made: what goes by message, and those whose episode ended and is to begin anew.
         self._extras: list[bytes] = []
@@ -83,29 +102,34 @@ class PipeServer:
 
     def _perform(self, data: bytes) -> bool:
         """Carry out the request that ``data`` begins with and answer it; returns whether there may be another."""
-        if len(data) != self._size or data[NUMBER.size : self._form_end] != self._form:
-            return self._perform_other(self._first_of(data))
-        seq, *numbers = self._numbers_of(data)
-        actions = numbers if self._only_kind == INT else self._actions(numbers, data)
-        if self._is_eager:
+        form = self._form
+        if len(data) != form.size or data[NUMBER.size : form.end] != form.head:
+            return self._perform_other(data)
+        seq, *numbers = form.numbers_of(data)
+        actions = numbers if form.only_kind == INT else self._actions(numbers, data)
+        if form.is_eager:
             self._step_one_by_one(seq, actions)
         else:
             statuses = bytearray()
-            self._host.step_each(self._steps, actions, statuses, self._tell)
+            self._host.step_each(form.steps, actions, statuses, self._tell)
             self._meters.publish()
             self._answer(seq, statuses)
         if self._ended:
             self._reset_ended(seq)
         return True
 
-    def _perform_other(self, request: bytes) -> bool:
-        """Carry out a request that is not all that was read, or not for the same steps as the last one for steps."""
+    def _perform_other(self, data: bytes) -> bool:
+        """The same, if it is not all of ``data``, or not for the same steps as the last one for steps."""
+        if self._form_before.is_of(data):
+            self._form, self._form_before = self._form_before, self._form
+            return self._perform(data)
+        request = self._first_of(data)
         if not request:
             return False
         seq, kind, flags, count, _ = HEADER.unpack_from(request)
         if kind == STEP:
-            if request[NUMBER.size : self._form_end] != self._form:
-                self._read_form(request, flags, count)
+            if not self._form.is_of(request):
+                self._form_before, self._form = self._form, _Form(request, flags, count)
             return self._perform(request)
         if kind == CALL:
             self._call(seq, request[HEADER_SIZE:])
@@ -173,18 +197,9 @@ class PipeServer:
             return OBS, b""
         return dump_reply(status, data, call.method, self._dumps)
 
-    def _read_form(self, request: bytes, flags: int, count: int) -> None:
-        """Note which steps are to be made, until a request has another form."""
-        self._form_end = form_end(count)
-        self._form = request[NUMBER.size : self._form_end]
-        self._size = len(request)
-        self._steps, self._only_kind = _steps_of(request[HEADER_SIZE : self._form_end], count)
-        self._is_eager = bool(flags & EAGER)
-        self._numbers_of = step_numbers(count).unpack_from
-
     def _step_one_by_one(self, seq: int, actions: Iterable[Any]) -> None:
         statuses = bytearray()
-        for step, action in zip(self._steps, actions):
+        for step, action in zip(self._form.steps, actions):
             self._host.step_each((step,), (action,), statuses, self._tell)
             self._meters.publish_one(step[0], seq)
             self._answer(seq, statuses)
@@ -216,15 +231,15 @@ class PipeServer:
         return status
 
     def _actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
-        if self._only_kind == INT64:
+        if self._form.only_kind == INT64:
             return map(_int64, numbers)
         return self._mixed_actions(numbers, request)
 
     def _mixed_actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
         """The actions of steps that are not all ints."""
-        rest = request[self._form_end + ACTION_SIZE * len(numbers) :]
+        rest = request[self._form.end + ACTION_SIZE * len(numbers) :]
         pickled = _load_actions(rest) if rest else iter(())
-        for (local, slot, _, kind), number in zip(self._steps, numbers):
+        for (local, slot, _, kind), number in zip(self._form.steps, numbers):
             if kind == PICKLED:
                 yield next(pickled)
             elif kind == ARRAY:
