@@ -196,9 +196,10 @@ class ChildProcess(Child):
         rows = [row for row, status in enumerate(statuses) if status & DONE]
         if data[end:] != _resets(request.seq, [self._locals[env_ids[row]] for row in rows]):
             return False
-        if not self.listener.takes_ends(request):
+        # A signal handler may have come in between, and sent something, or have lost the worker.
+        if not self.listener.takes_ends(request) or not self.open or self.open[0] is not request:
             return False
-        self.open.clear()
+        self.open.popleft()
         request.answered = len(env_ids)
         self.listener.on_ends(request, statuses, rows)
         request.is_spare = True

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import struct
 import sys
+import termios
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers_failures import kill_idle
-from support import Make, abnormal, observation_of, scripted, step
+from helpers_failures import kill_idle, wait_until
+from support import Make, abnormal, observation_of, receive, scripted, step, wait_until_unread
 from worlds import Mirror, Player
 
 from envsup import EnvSupervisor
-from envsup.frames import StepForm
+from envsup.frames import HEADER_SIZE, StepForm
+from envsup.process import ChildProcess
 from envsup.rounds import RoundPlan
 from envsup.testing import Box, ScriptedEnv
 
@@ -199,6 +203,49 @@ def test_handler_that_steps_while_a_round_is_sent(
     assert nested == [77] * 4
     rounds(sup, 3, first=4)
     assert sup.stats()[0].restarts == 0
+
+
+def _read_at_once(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Have each reply to steps read when so many bytes of it and of what follows are there."""
+    receive = ChildProcess.receive
+
+    def wait_and_receive(child: Any) -> None:
+        if child.open and child.open[0].method == "step":
+            wait_until(lambda: _unread(child._process.reply_fd) >= size)
+        receive(child)
+
+    monkeypatch.setattr(ChildProcess, "receive", wait_and_receive)
+
+
+def _unread(fd: int) -> int:
+    size: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    return size
+
+
+@pytest.mark.parametrize("where", ["takes_ends", "_note_plain", "_begin"])
+def test_handler_that_steps_while_ends_of_episodes_are_taken(
+    make_fork: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """What a signal handler had sent just then was never answered, or its answer took the place of a first
+    observation."""
+    sup = make_fork(scripted(2, length=2), envs_per_child=2)
+    sup.launch()
+    rounds(sup, 1)
+    _read_at_once(monkeypatch, 3 * HEADER_SIZE + 2)
+    method = getattr(sup, where)
+
+    def step_and_go_on(*args: Any) -> Any:
+        monkeypatch.undo()
+        sup.step([5, 6], block=False)
+        wait_until_unread(sup._children[0])
+        return method(*args)
+
+    monkeypatch.setattr(sup, where, step_and_go_on)
+    rounds(sup, 1, first=1)
+    assert [observation_of(sup, i) for i in range(2)] == [[-1, 1, 0, 0]] * 2
+    assert {p.proc_id: p.data.obs.tolist() for p in receive(sup, 2, 10.0)} == {0: [-1, 1, 1, 5], 1: [-1, 1, 1, 6]}
+    assert sup.episode == [1, 1]
+    assert sup._slots.all_free()
 
 
 @pytest.mark.parametrize("raises", [True, False])
