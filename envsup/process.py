@@ -190,7 +190,7 @@ class ChildProcess(Child):
         if request is None or request.plain_reply is None or request.expired:
             return False
         end = len(request.plain_reply)
-        if data[:HEADER_SIZE] != request.plain_reply[:HEADER_SIZE] or len(data) == end:
+        if data[:HEADER_SIZE] != request.plain_reply[:HEADER_SIZE] or len(data) <= end:
             return False
         statuses, env_ids = data[HEADER_SIZE:end], request.proc_ids
         rows = [row for row, status in enumerate(statuses) if status & DONE]

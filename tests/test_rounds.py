@@ -248,6 +248,17 @@ def test_handler_that_steps_while_ends_of_episodes_are_taken(
     assert sup._slots.all_free()
 
 
+def test_reply_that_is_read_in_parts(make_fork: Make, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of a reply to steps was taken for all of it: the call waited for the rest for ever."""
+    sup = make_fork(scripted(4, length=2), envs_per_child=group)
+    sup.launch()
+    for size in range(1, 3 * HEADER_SIZE + 3):
+        monkeypatch.setattr("envsup.process._READ_SIZE", size)
+        rounds(sup, 2, first=2 * size)
+        assert [observation_of(sup, i) for i in range(4)] == [[-1, size, 0, 0]] * 4
+    assert sup.stats()[0].restarts == 0
+
+
 @pytest.mark.parametrize("raises", [True, False])
 def test_handler_anywhere_in_the_packing_of_a_request(raises: bool) -> None:
     """What a handler cut short, or packed by the same form, left the kinds of one request in the form of another."""
