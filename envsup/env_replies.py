@@ -71,7 +71,7 @@ class EnvReplies(Supervisor):
         self._slots = Slots(None, True, len(self._envs))
         self._plan: Optional[RoundPlan] = None
         self._plans_of_one: dict[int, RoundPlan] = {}
-        self._rounds: set[Waiting] = set()  # Blocking steps that have begun and not ended.
+        self._rounds: set[Waiting] = set()  # Blocking steps and resets that have begun and not ended.
         self._fatal = None
         self._number = 0
 
