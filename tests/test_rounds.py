@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers_failures import kill_idle, wait_until
-from support import Make, abnormal, observation_of, receive, scripted, step, wait_until_unread
+from support import Make, abnormal, observation_of, receive, scripted, step
 from worlds import Mirror, Player
 
 from envsup import EnvSupervisor
@@ -205,16 +205,18 @@ def test_handler_that_steps_while_a_round_is_sent(
     assert sup.stats()[0].restarts == 0
 
 
-def _read_at_once(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Have each reply to steps read when so many bytes of it and of what follows are there."""
-    receive = ChildProcess.receive
+class _Reading:
+    """Has workers that are started from now on read when so many bytes are there."""
 
-    def wait_and_receive(child: Any) -> None:
-        if child.open and child.open[0].method == "step":
-            wait_until(lambda: _unread(child._process.reply_fd) >= size)
-        receive(child)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.least = 0
+        receive = ChildProcess.receive
 
-    monkeypatch.setattr(ChildProcess, "receive", wait_and_receive)
+        def wait_and_receive(child: Any) -> None:
+            wait_until(lambda: _unread(child._process.reply_fd) >= self.least)
+            receive(child)
+
+        monkeypatch.setattr(ChildProcess, "receive", wait_and_receive)
 
 
 def _unread(fd: int) -> int:
@@ -228,16 +230,18 @@ def test_handler_that_steps_while_ends_of_episodes_are_taken(
 ) -> None:
     """What a signal handler had sent just then was never answered, or its answer took the place of a first
     observation."""
+    reading = _Reading(monkeypatch)
     sup = make_fork(scripted(2, length=2), envs_per_child=2)
     sup.launch()
     rounds(sup, 1)
-    _read_at_once(monkeypatch, 3 * HEADER_SIZE + 2)
+    reading.least = 3 * HEADER_SIZE + 2
     method = getattr(sup, where)
 
     def step_and_go_on(*args: Any) -> Any:
         monkeypatch.undo()
+        reading.least = 0
         sup.step([5, 6], block=False)
-        wait_until_unread(sup._children[0])
+        wait_until(lambda: _unread(sup._children[0]._process.reply_fd) >= 2 * (HEADER_SIZE + 1))  # type: ignore[attr-defined]
         return method(*args)
 
     monkeypatch.setattr(sup, where, step_and_go_on)
