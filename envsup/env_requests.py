@@ -75,7 +75,8 @@ class EnvRequests(EnvReplies):
             for request, batch, frame in zip(requests, plan.batches, frames):
                 batch.child.send_steps(request, frame, now)
         except BaseException:
-            if request is not None and request.sent_at:
+            between = getattr(requests, "gi_frame", requests) is None  # It came while the next request was made.
+            if request is not None and request.sent_at and not between:
                 self._suspect(batch.child)
             raise
 

@@ -235,7 +235,7 @@ class RecoveringSupervisor(EnvRequests):
                 self._renew(env)
             elif env.recovery.request not in child.open:
                 self._begin_again(env)
-        for owner in self._rounds:
+        for owner in list(self._rounds):
             if owner.is_sent and not owner.held:
                 self._mend(owner, child, error)
         return error

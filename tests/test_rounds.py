@@ -7,6 +7,7 @@ import itertools
 import struct
 import sys
 import termios
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -250,6 +251,27 @@ def test_handler_that_steps_while_ends_of_episodes_are_taken(
     assert {p.proc_id: p.data.obs.tolist() for p in receive(sup, 2, 10.0)} == {0: [-1, 1, 1, 5], 1: [-1, 1, 1, 6]}
     assert sup.episode == [1, 1]
     assert sup._slots.all_free()
+
+
+def test_interrupt_between_two_workers_costs_none(make_process: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the request to the next was made, the worker that had been sent its own was ended."""
+    sup = make_process(scripted(4, length=100), envs_per_child=2)
+    sup.launch()
+    rounds(sup, 3)
+    make = RoundPlan.requests
+
+    def make_one(plan: RoundPlan, *args: Any) -> Iterator[Any]:
+        yield next(make(plan, *args))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundPlan, "requests", make_one)
+        with pytest.raises(KeyboardInterrupt):
+            step(sup, [5] * 4)
+    rounds(sup, 3, first=3)
+    assert sup.t == [7, 7, 6, 6]
+    assert sup._slots.all_free()
+    assert sup.stats()[0].restarts == 0
 
 
 def test_reply_that_is_read_in_parts(make_fork: Make, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
