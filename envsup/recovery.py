@@ -229,6 +229,9 @@ class RecoveringSupervisor(EnvRequests):
         for env_id in child.proc_ids:
             env = self._envs[env_id]
             self._slots.reclaim(env, self._rounds)
+            if self._has_to_begin(env):
+                env.recovering = True
+                env.recovery.deliver = not isinstance(self._latest[env_id], Waiting)
             if not env.recovering or env.recovery.retry is not None:
                 continue
             if not child.alive:
@@ -239,6 +242,12 @@ class RecoveringSupervisor(EnvRequests):
             if owner.is_sent and not owner.held:
                 self._mend(owner, child, error)
         return error
+
+    def _has_to_begin(self, env: EnvRecord) -> bool:
+        """Whether its episode has ended, and nothing is under way that would begin the next, though something was."""
+        if env.recovering or self._env_states.get(env.env_id) is not EnvState.DONE or self._will_run(env):
+            return False
+        return after_step(self._policy, True, self._env_episode_count[env.env_id]) is Action.RESET
 
     def _mend(self, owner: Waiting, child: Child, error: Exception) -> None:
         """The interrupt may have come while a thread noted what the worker had answered to a call of another thread.
