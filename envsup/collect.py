@@ -264,11 +264,10 @@ class ArrayCollector(Collector):
     def collect(self) -> StepArrays:
         """The arrays, when all replies are there."""
         ended, others = self._sort()
-        count, infos, failed, table = len(self.env_ids), self._infos, self._failed, self._table
+        count, infos, failed = len(self.env_ids), self._infos, self._failed
         for row in ended:
             infos[row] = info_of(self.owner.statuses[self.env_ids[row]])
-        if table is None and self._reader is not None and len(others) < count:
-            table = _Table(self._reader, None if self._is_whole else self.env_ids)
+        table = self._table_but_for(others) if others or self._table is None else self._table
         if table is not None and not others:
             return StepArrays(table.obs, table.reward, table.done, infos, self._env_id, failed)
         done = np.zeros(count, dtype=np.bool_) if table is None else table.done
@@ -277,6 +276,12 @@ class ArrayCollector(Collector):
             values[row], done[row], infos[row], failed[row] = self._row(row)
         obs, reward = _filled(table, values, count)
         return StepArrays(obs, reward, done, infos, self._env_id, failed)
+
+    def _table_but_for(self, others: Sequence[int]) -> Optional["_Table"]:
+        """The rows that the reader has read, which are all but ``others``; None if it has read none."""
+        if self._reader is None or len(others) == len(self.env_ids):
+            return None
+        return self._table or _Table(self._reader, None if self._is_whole else self.env_ids)
 
     def _row(self, row: int) -> tuple[tuple[Any, Any], bool, dict[Any, Any], bool]:
         """((observation, reward), done, info, failed) of a row that is not read as it is."""

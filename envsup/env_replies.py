@@ -71,7 +71,7 @@ class EnvReplies(Supervisor):
         self._slots = Slots(None, True, len(self._envs))
         self._plan: Optional[RoundPlan] = None
         self._plans_of_one: dict[int, RoundPlan] = {}
-        self._rounds: set[Waiting] = set()  # Blocking steps that have begun and not ended.
+        self._rounds: set[Waiting] = set()  # Blocking steps and resets that have begun and not ended.
         self._fatal = None
         self._number = 0
 
@@ -133,15 +133,17 @@ class EnvReplies(Supervisor):
         return not (owner is None or owner.abandoned or self._records or self._inbox.payloads or self._specials)
 
     def on_ends(self, request: Request, statuses: bytes, rows: Sequence[int]) -> None:
-        env_ids, slots = request.proc_ids, request.reset_slots
+        env_ids, slots, envs = request.proc_ids, request.reset_slots, self._envs
+        # First of all, as the steps of a signal handler may take these slots.
+        begun = [self._slots.observation(envs[env_ids[row]], slots[row], ABSENT) for row in rows]
         self._note_plain(request, env_ids, statuses, 0, len(statuses))
-        for row in rows:
+        for row, obs in zip(rows, begun):
             env_id = env_ids[row]
-            env = self._envs[env_id]
+            env = envs[env_id]
             self._change(env_id, EnvState.DONE, Event.ENDED)
             self._count_episode(env)
             request.owner.ended.append(env_id)
-            self._begin(env, self._slots.observation(env, slots[row], ABSENT), None, _AUTO_RESET)
+            self._begin(env, obs, None, _AUTO_RESET)
 
     def on_steps(self, child: Child, request: Request, statuses: bytes, extras: Iterator[tuple[int, Any]]) -> None:
         owner, first = request.owner, request.answered - len(statuses)

@@ -58,7 +58,6 @@ class EnvRequests(EnvReplies):
                 owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
                 owner.slot = None if plan.place is None else plan.place[0]
                 owner.add(len(env_ids))
-                owner.expect(len(plan.batches))
             self._send_frames(plan, requests, frames)
         except BaseException:
             self._free_unsent(plan, seq)
@@ -67,6 +66,8 @@ class EnvRequests(EnvReplies):
             plan.in_use = False
         for env, request, frame in held:
             self._hold_step(env, request, frame)
+        if owner is not None:
+            owner.expect(len(plan.batches))
 
     def _send_frames(self, plan: RoundPlan, requests: Iterable[Request], frames: Iterable[Any]) -> None:
         now, request = self.clock(), None
@@ -74,7 +75,8 @@ class EnvRequests(EnvReplies):
             for request, batch, frame in zip(requests, plan.batches, frames):
                 batch.child.send_steps(request, frame, now)
         except BaseException:
-            if request is not None and request.sent_at:
+            between = getattr(requests, "gi_frame", requests) is None  # It came while the next request was made.
+            if request is not None and request.sent_at and not between:
                 self._suspect(batch.child)
             raise
 

@@ -191,15 +191,16 @@ class ChildProcess(Child):
         if request is None or request.plain_reply is None or request.expired:
             return False
         end = len(request.plain_reply)
-        if data[:HEADER_SIZE] != request.plain_reply[:HEADER_SIZE] or len(data) == end:
+        if data[:HEADER_SIZE] != request.plain_reply[:HEADER_SIZE] or len(data) <= end:
             return False
         statuses, env_ids = data[HEADER_SIZE:end], request.proc_ids
         rows = [row for row, status in enumerate(statuses) if status & DONE]
         if data[end:] != _resets(request.seq, [self._locals[env_ids[row]] for row in rows]):
             return False
-        if not self.listener.takes_ends(request):
+        # A signal handler may have come in between, and sent something, or have lost the worker.
+        if not self.listener.takes_ends(request) or not self.open or self.open[0] is not request:
             return False
-        self.open.clear()
+        self.open.popleft()
         request.answered = len(env_ids)
         self.listener.on_ends(request, statuses, rows)
         request.is_spare = True

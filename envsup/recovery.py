@@ -224,17 +224,51 @@ class RecoveringSupervisor(EnvRequests):
                     self._note_lost(env, error)
                 self._prepare(env, SILENT)
 
-    def _end_suspect(self, child: Child) -> None:
-        super()._end_suspect(child)
+    def _end_suspect(self, child: Child) -> Exception:
+        error = super()._end_suspect(child)
         for env_id in child.proc_ids:
             env = self._envs[env_id]
             self._slots.reclaim(env, self._rounds)
+            if self._has_to_begin(env):
+                env.recovering = True
+                env.recovery.deliver = not isinstance(self._latest[env_id], Waiting)
             if not env.recovering or env.recovery.retry is not None:
                 continue
             if not child.alive:
                 self._renew(env)
             elif env.recovery.request not in child.open:
                 self._begin_again(env)
+        for owner in list(self._rounds):
+            if owner.is_sent and not owner.held:
+                self._mend(owner, child, error)
+        return error
+
+    def _has_to_begin(self, env: EnvRecord) -> bool:
+        """Whether its episode has ended, and nothing is under way that would begin the next, though something was."""
+        if env.recovering or self._env_states.get(env.env_id) is not EnvState.DONE or self._will_run(env):
+            return False
+        return after_step(self._policy, True, self._env_episode_count[env.env_id]) is Action.RESET
+
+    def _mend(self, owner: Waiting, child: Child, error: Exception) -> None:
+        """The interrupt may have come while a thread noted what the worker had answered to a call of another thread.
+
+        What was not noted is lost with the worker.
+        """
+        for env_id, slot in zip(owner.env_ids, owner.slots):
+            env = self._envs[env_id]
+            if env.child is child and not owner.has_answer(env_id) and not self._owes_step(env, owner):
+                self._deliver_failed_step(env, Request("step", (env_id,), (slot,), owner=owner), error)
+                self._recover(env, owner, Action.RENEW)
+        steps = sum(not owner.has_answer(env_id) for env_id in owner.env_ids)
+        others = sum(r.owner is owner and r.method != "step" and not r.expired for c in self._children for r in c.open)
+        owner.pending = steps + others + sum(env.recovery.joiners.count(owner) for env in self._envs)
+
+    @staticmethod
+    def _owes_step(env: EnvRecord, owner: Waiting) -> bool:
+        """Whether a step of a call is still under way, or put off."""
+        put_off = [request for request, _ in (*env.recovery.waiting_steps, *env.recovery.stranded)]
+        steps = [r for r in (*env.child.open, *put_off) if r.method == "step" and r.owner is owner and not r.expired]
+        return any(env.env_id in step.proc_ids[step.answered :] for step in steps)
 
     def _on_late(self, request: Request, error: WorkerTimeout) -> None:
         for env_id in request.proc_ids[request.answered :]:

@@ -109,7 +109,7 @@ class SteppingSupervisor(EnvView):
     def _addressed(self, actions: Actions) -> tuple[list[int], Sequence[Any]]:
         """(the environments, their actions)."""
         if type(actions) is not np.ndarray and isinstance(actions, (dict, MappingABC)):
-            if not actions:
+            if len(actions) == 0:  # Its truth may be something else.
                 raise _no_actions(actions, "")
             by_id = self._check_ids(actions)
             return list(by_id), list(by_id.values())
@@ -181,11 +181,16 @@ class SteppingSupervisor(EnvView):
             self._rounds.discard(owner)
 
     def _wait_for(self, owner: Waiting) -> None:
+        """Wait for the replies to what is no step; all of it was sent."""
         try:
+            self._rounds.add(owner)
+            owner.expect(0)
             self._wait(owner.is_settled)
         except BaseException:
             self._abandon(owner)
             raise
+        finally:
+            self._rounds.discard(owner)
 
     def _abandon(self, owner: Waiting) -> None:
         """The call was cut short: what it would have returned still counts for the states."""

@@ -39,7 +39,7 @@ class Waiting:
     error: Optional[BaseException] = None
     abandoned = False
     sending = False
-    _expected = 0
+    _expected = -1
 
     def __init__(self, num_envs: int = 0) -> None:
         self.pending = 0
@@ -57,6 +57,10 @@ class Waiting:
     def has_reply(self, env_id: int) -> bool:
         """Whether an environment that was sent a step has answered it."""
         return bool(self.statuses[env_id]) or isinstance(self.results.get(env_id), tuple)
+
+    def has_answer(self, env_id: int) -> bool:
+        """The same, or it is known that it never will."""
+        return bool(self.statuses[env_id]) or env_id in self.results
 
     def add(self, replies: int = 1) -> None:
         """So many more replies to wait for."""
@@ -84,8 +88,13 @@ class Waiting:
         held, self.held = self.held, None
         return [worker for worker, _ in held or ()]
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether all that it needs replies to was sent, or is put off, as far as it is not ``held``."""
+        return self._expected >= 0
+
     def expect(self, requests: int) -> None:
-        """Whoever waits need not be woken before ``requests`` requests are answered."""
+        """All was sent.  Whoever waits need not be woken before ``requests`` requests are answered."""
         self._expected = requests
 
     def arrive(self) -> bool:

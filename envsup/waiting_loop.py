@@ -218,6 +218,9 @@ class WaitingLoop:
             self._end_suspect(child)
             self._suspects.discard(child)
 
-    def _end_suspect(self, child: Child) -> None:
-        """End a worker that an interrupt may have cut short, and do what is done when one is lost."""
+    def _end_suspect(self, child: Child) -> Exception:
+        """End a worker that an interrupt may have cut short, and do what is done when one is lost.
+
+        Returns what is said of that.
+        """
         raise NotImplementedError

@@ -288,13 +288,14 @@ class WorkerGroup(WaitingLoop):
         """A request will not be answered any more."""
         raise NotImplementedError
 
-    def _end_suspect(self, child: Child) -> None:
+    def _end_suspect(self, child: Child) -> Exception:
         error = child.death("was ended, since an interrupt cut it short")
         child.kill()
         lost = child.take_open()
         for request in lost:
             request.too_late = True  # None of them is to blame.
         self.on_lost(child, lost, error)
+        return error
 
     # -- what is late --
 

@@ -512,6 +512,15 @@ def test_all_steps_fail(make_local: Make) -> None:
     assert sup._env_episode_count == {0: 0, 1: 0}
 
 
+def test_all_steps_fail_where_the_reward_space_is_of_float64(make_local: Make) -> None:
+    """Rewards of a round of all environments whose steps all failed had another shape where the space is of float64."""
+    player_of_two = player((vector(1), np.zeros(2), False, {}), reward_space=Box((2,), np.float64))
+    sup = make_local([player_of_two] * 2)
+    sup.launch()
+    assert plain(sup.step_arrays([99, 99]).reward) == ("float64", (2,), [0, 0])
+    assert plain(sup.step_arrays([99, 99], [1, 0]).reward) == ("float64", (2,), [0, 0])
+
+
 def test_failed_row_does_not_change_the_dtype_of_the_rewards(make_local: Make) -> None:
     """Without shared memory float32 rewards became float64 whenever a step had failed."""
     sup = make_local()

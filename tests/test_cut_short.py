@@ -235,6 +235,74 @@ def test_interrupt_between_the_record_of_an_answer_and_its_effects(
     assert [observation_of(sup, i)[2] for i in range(2)] == sup.t
 
 
+@kinds(FORK, VIEWS)
+@pytest.mark.parametrize(
+    ("call", "where"), [("step", "_note_plain"), ("step_arrays", "_note_plain"), ("reset", "_begin")]
+)
+def test_interrupt_of_the_thread_that_notes_the_answers_to_another(
+    make_of: Make, monkeypatch: pytest.MonkeyPatch, call: str, where: str
+) -> None:
+    """The other thread waited for ever for what had been read and would never be noted."""
+    sup = make_of(scripted(2, length=1000), envs_per_child=2)
+    sup.launch()
+    sup.step([1, 1])
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    def other() -> Any:
+        wait_until_waiting(sup)
+        monkeypatch.setattr(sup, where, interrupted)
+        return CUT[call](sup)
+
+    with in_thread(other) as outcome, pytest.raises(KeyboardInterrupt):
+        sup.recv()
+    if call == "step":
+        assert [type(error_of(timestep)) for timestep in outcome[0]] == [WorkerDied] * 2
+    elif call == "step_arrays":
+        assert outcome[0].failed.tolist() == [True, True]
+    else:
+        assert outcome == [None]
+    with contextlib.suppress(WorkerDied):
+        _settle(sup)
+    sup.step([1, 1])
+    assert not any(map(abnormal, sup.step([1, 1])))
+    assert sup._slots.all_free()
+
+
+@pytest.mark.parametrize("envs_per_child", [1, 2])
+@pytest.mark.parametrize("block", [True, False])
+def test_interrupt_as_an_episode_begins(
+    make_local: Make, monkeypatch: pytest.MonkeyPatch, envs_per_child: int, block: bool
+) -> None:
+    """The environment stayed as it was at the end of the episode before, and was not among those to be stepped."""
+    sup = make_local(scripted(2, length=1), envs_per_child=envs_per_child)
+    sup.launch()
+
+    def interrupted(*_: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sup, "_begin" if block else "_was_reset", interrupted)
+
+    def play() -> None:
+        sup.step([1, 1], block=block)
+        receive(sup, 4)
+
+    with pytest.raises(KeyboardInterrupt):
+        play()
+
+    def are_ready() -> bool:
+        with contextlib.suppress(queue.Empty):
+            sup.recv(timeout=0)
+        return sup.ready_obs_id == [0, 1]
+
+    wait_until(are_ready)
+    sup.step([1, 1])
+    assert not any(map(abnormal, sup.step([1, 1])))
+
+
 def _settle(sup: EnvSupervisor) -> None:
     """Wait until nothing is under way any more."""
     wait_until(lambda: (sup.call("add", 1), not any(env.recovering or env.child.open for env in sup._envs))[1])

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import itertools
+import struct
 import sys
+import termios
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers_failures import kill_idle
-from support import Make, abnormal, observation_of, scripted, step
+from helpers_failures import kill_idle, wait_until
+from support import Make, abnormal, observation_of, receive, scripted, step
 from worlds import Mirror, Player
 
 from envsup import EnvSupervisor
-from envsup.frames import StepForm
+from envsup.frames import HEADER_SIZE, StepForm
+from envsup.process import ChildProcess
 from envsup.rounds import RoundPlan
 from envsup.testing import Box, ScriptedEnv
 
@@ -198,6 +203,85 @@ def test_handler_that_steps_while_a_round_is_sent(
     rounds(sup, 1, first=3)
     assert nested == [77] * 4
     rounds(sup, 3, first=4)
+    assert sup.stats()[0].restarts == 0
+
+
+class _Reading:
+    """Has workers that are started from now on read when so many bytes are there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.least = 0
+        receive = ChildProcess.receive
+
+        def wait_and_receive(child: Any) -> None:
+            wait_until(lambda: _unread(child._process.reply_fd) >= self.least)
+            receive(child)
+
+        monkeypatch.setattr(ChildProcess, "receive", wait_and_receive)
+
+
+def _unread(fd: int) -> int:
+    size: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    return size
+
+
+@pytest.mark.parametrize("where", ["takes_ends", "_note_plain", "_begin"])
+def test_handler_that_steps_while_ends_of_episodes_are_taken(
+    make_fork: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """What a signal handler had sent just then was never answered, or its answer took the place of a first
+    observation."""
+    reading = _Reading(monkeypatch)
+    sup = make_fork(scripted(2, length=2), envs_per_child=2)
+    sup.launch()
+    rounds(sup, 1)
+    reading.least = 3 * HEADER_SIZE + 2
+    method = getattr(sup, where)
+
+    def step_and_go_on(*args: Any) -> Any:
+        monkeypatch.undo()
+        reading.least = 0
+        sup.step([5, 6], block=False)
+        wait_until(lambda: _unread(sup._children[0]._process.reply_fd) >= 2 * (HEADER_SIZE + 1))  # type: ignore[attr-defined]
+        return method(*args)
+
+    monkeypatch.setattr(sup, where, step_and_go_on)
+    rounds(sup, 1, first=1)
+    assert [observation_of(sup, i) for i in range(2)] == [[-1, 1, 0, 0]] * 2
+    assert {p.proc_id: p.data.obs.tolist() for p in receive(sup, 2, 10.0)} == {0: [-1, 1, 1, 5], 1: [-1, 1, 1, 6]}
+    assert sup.episode == [1, 1]
+    assert sup._slots.all_free()
+
+
+def test_interrupt_between_two_workers_costs_none(make_process: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the request to the next was made, the worker that had been sent its own was ended."""
+    sup = make_process(scripted(4, length=100), envs_per_child=2)
+    sup.launch()
+    rounds(sup, 3)
+    make = RoundPlan.requests
+
+    def make_one(plan: RoundPlan, *args: Any) -> Iterator[Any]:
+        yield next(make(plan, *args))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RoundPlan, "requests", make_one)
+        with pytest.raises(KeyboardInterrupt):
+            step(sup, [5] * 4)
+    rounds(sup, 3, first=3)
+    assert sup.t == [7, 7, 6, 6]
+    assert sup._slots.all_free()
+    assert sup.stats()[0].restarts == 0
+
+
+def test_reply_that_is_read_in_parts(make_fork: Make, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The beginning of a reply to steps was taken for all of it: the call waited for the rest for ever."""
+    sup = make_fork(scripted(4, length=2), envs_per_child=group)
+    sup.launch()
+    for size in range(1, 3 * HEADER_SIZE + 3):
+        monkeypatch.setattr("envsup.process._READ_SIZE", size)
+        rounds(sup, 2, first=2 * size)
+        assert [observation_of(sup, i) for i in range(4)] == [[-1, size, 0, 0]] * 4
     assert sup.stats()[0].restarts == 0
 
 

@@ -409,3 +409,19 @@ def test_an_idle_trainer_is_never_a_timeout(make_local: Make, clock: Clock) -> N
     assert sup.t == [1, 1], "so the replies have been sent"
     clock.advance(1000)
     assert sorted(p.data.obs[3] for p in receive(sup, 2)) == [1, 2]
+
+
+class _Doubtful(dict[int, Any]):
+    """Actions that say nothing of themselves, as some mappings of tensors."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("neither")
+
+
+def test_mapping_that_is_neither_true_nor_false(make_local: Make) -> None:
+    """It was asked, instead of how long it is."""
+    sup = make_local(scripted(2))
+    sup.launch()
+    assert [float(t.obs[3]) for t in step(sup, _Doubtful({1: 5}))] == [5]
+    with pytest.raises(AssertionError, match="no action"):
+        sup.step(_Doubtful())
