@@ -42,7 +42,7 @@ multiprocessing.set_forkserver_preload(["envsup.entry"])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--soak", type=float, default=20.0, metavar="SECONDS", help="how long the soak runs in all")
+    parser.addoption("--soak", type=float, default=12.0, metavar="SECONDS", help="how long the soak runs in all")
     parser.addoption("--soak-seed", type=int, default=None, metavar="N", help="what a failed soak printed")
     parser.addoption(
         "--kinds", choices=["local", "ray"], default="local", help="of workers: what is on this machine, or Ray alone"
