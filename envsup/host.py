@@ -183,6 +183,7 @@ class Host:
                             continue
                     status, rest = seat.reply(slot, *timestep_of(result))
                 else:
+                    seconds[local] = NO_TIME
                     status, rest = seat.refusal(action)
             except BaseException as error:
                 seconds[local] = NO_TIME

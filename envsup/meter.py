@@ -32,6 +32,7 @@ COUNT, SUM, LONGEST, BANK = range(4)
 FIELDS = BANKS + 2 * BANK
 RING = 2048
 _MASK, _FOLD = RING - 1, RING // 2
+_FOLD_MASK = _FOLD - 1
 ABSENT = -1.0
 
 Memory = Union[SharedMemory, bytearray]
@@ -106,7 +107,8 @@ class Meters:
         probe: where to write; nowhere that could be read if None.
 
     Attributes:
-        seconds: what the step of each environment took that is about to be answered, ABSENT if there is none.
+        seconds: what the step of each environment took that is about to be answered, ABSENT if there is none.  Of a
+            single environment it stays until its next step.
         rewards: of each environment's episode, those that are not summed up yet.
         ended: environments whose step ended an episode.
     """
@@ -150,12 +152,10 @@ class Meters:
             self.seconds[:] = self._blank
             return
         rows = self._rows  # The same, by the shortest way: this is done for every step.
-        if not rows & (_FOLD - 1):
+        if not rows & _FOLD_MASK:
             self._fold()
-        seconds = self.seconds
-        self._ring[rows & _MASK] = seconds[0]
+        self._ring[rows & _MASK] = self.seconds[0]
         self._rows = self._cells[ROWS] = rows + 1
-        seconds[0] = ABSENT
 
     def publish_one(self, local: int, number: int) -> None:
         """One step is about to be answered, or has failed; ``number`` is that of the request."""
@@ -181,7 +181,7 @@ class Meters:
 
     def _add_row(self, row: list[float]) -> None:
         rows = self._rows
-        if not rows & (_FOLD - 1):
+        if not rows & _FOLD_MASK:
             self._fold()
         at = self._row = (rows & _MASK) * self._num_envs
         self._ring[at : at + self._num_envs] = array("d", row)
