@@ -87,6 +87,12 @@ def steps_per_second(lane: Lane, seconds: float) -> float:
     return steps / taken
 
 
+def running_seconds(pid: int) -> float:
+    """Seconds that a process of one thread has had on a processor."""
+    with open(f"/proc/{pid}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
 def measure(kind: LaneKind, workload: Workload, num_envs: int, seconds: float, warm_up: float) -> Sample:
     """Open, warm up, measure, close: nothing of one lane runs while another is measured."""
     start = time.perf_counter()

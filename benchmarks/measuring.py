@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -29,7 +28,7 @@ from envsup.envs import timestep_of
 from envsup.host import BadAction, Host, Step, Tell
 from envsup.lifecycle import EnvState
 from envsup.meter import Meters
-from lane import Lane, play_for
+from lane import Lane, play_for, running_seconds
 from peers.envsup import arrays
 from peers.supervising import blocking
 from workloads import WORKLOADS
@@ -110,12 +109,7 @@ class Contestant(NamedTuple):
 
     def _processor_seconds(self) -> float:
         pids = {child.pid for child in self.supervisor._children}
-        return time.process_time() + sum(_running_seconds(pid) for pid in pids if pid is not None)
-
-
-def _running_seconds(pid: int) -> float:
-    """Seconds that a process of one thread has had on a processor."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+        return time.process_time() + sum(running_seconds(pid) for pid in pids if pid is not None)
 
 
 def factories(env: str, num_envs: int) -> list[Callable[[], Any]]:

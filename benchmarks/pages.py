@@ -15,14 +15,14 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
-
-from gymnasium.vector import AsyncVectorEnv
 
 import bare_pipes
 from envsup.progress import tracked
-from lane import Lane
+from lane import Lane, running_seconds
 from peers.envsup import arrays, launched
+from peers.gymnasium import open_async
 from peers.supervising import blocking
 from workloads import WORKLOADS, action_rows
 
@@ -59,23 +59,11 @@ def envsup_step(num_envs: int) -> Lane:
     return blocking(launched(TINY, num_envs), num_envs)
 
 
-def gymnasium(num_envs: int) -> Lane:
-    envs = AsyncVectorEnv(TINY.factories(num_envs), context="fork")
-    envs.reset(seed=0)
-    rows = action_rows(num_envs)
-
-    def play() -> int:
-        envs.step(next(rows))
-        return num_envs
-
-    return Lane(play, envs.close)
-
-
 LANES: dict[str, Callable[[int], Lane]] = {
     "bare pipes": bare,
     "envsup, step_arrays": envsup_arrays,
     "envsup, step": envsup_step,
-    "AsyncVectorEnv": gymnasium,
+    "AsyncVectorEnv": partial(open_async, TINY),
 }
 
 
@@ -85,11 +73,7 @@ def children() -> list[int]:
 
 
 def processor_us(pids: list[int]) -> float:
-    total = 0
-    for pid in pids:
-        with open(f"/proc/{pid}/schedstat") as file:
-            total += int(file.read().split()[0])
-    return total / 1e3
+    return 1e6 * sum(map(running_seconds, pids))
 
 
 def pages_touched(pid: int, play: Callable[[], Any]) -> int:
