@@ -12,7 +12,6 @@ from typing import Any, Callable, Hashable, Iterable, NamedTuple, Optional, Type
 
 from envsup.arena import DONE, EXTRA, FAILED, REWARD_CELL, UNBUILT, Arena, ArenaWriter
 from envsup.envs import Environment, timestep_of
-from envsup.meter import ABSENT as NO_TIME
 from envsup.meter import Meters, number_of
 from envsup.payload import RecvPayload, ReserveMethod
 
@@ -183,12 +182,15 @@ class Host:
                             continue
                     status, rest = seat.reply(slot, *timestep_of(result))
                 else:
-                    seconds[local] = NO_TIME
                     status, rest = seat.refusal(action)
             except BaseException as error:
-                seconds[local] = NO_TIME
                 status, rest = FAILED | EXTRA, error
-            statuses.append(tell(step, status, rest))
+            status = tell(step, status, rest)
+            if status & FAILED:
+                self.meters.withdraw(local)
+            elif status & DONE:
+                self.meters.ended.append(local)
+            statuses.append(status)
 
     def call(self, call: Call) -> tuple[int, Any]:
         """Call a method of an object, or read an attribute; returns the status bits and (data, extra).

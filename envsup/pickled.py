@@ -1,6 +1,6 @@
 """Replies and exceptions on their way from a worker to its supervisor, as pickles.
 
-Only the standard library is imported here.
+Only the standard library and numpy are imported here.
 """
 
 from __future__ import annotations

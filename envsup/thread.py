@@ -120,7 +120,7 @@ def _serve(
 
 def _step(host: Host, task: _Task, answers: _Answers) -> None:
     form, actions = task.work
-    replies = _Replies(host.meters)
+    replies = _Replies()
     if form.eager:
         for step, action in zip(form.steps, actions):
             host.step_each((step,), (action,), bytearray(), replies.take)
@@ -137,21 +137,16 @@ def _step(host: Host, task: _Task, answers: _Answers) -> None:
 class _Replies:
     """The replies to steps, and which environments are to be reset after them."""
 
-    def __init__(self, meters: Meters) -> None:
+    def __init__(self) -> None:
         self.ended: list[int] = []
-        self._meters = meters
         self._done: list[tuple[int, Any]] = []
 
     def take(self, step: Step, status: int, rest: Any) -> int:
         """See to a step that was made; returns its status."""
-        local, reply = step[0], _copied_step(status, rest)
-        if reply[0] & FAILED and not status & FAILED:
-            self._meters.withdraw(local)
+        reply = _copied_step(status, rest)
         self._done.append(reply)
-        if reply[0] & DONE:
-            self._meters.ended.append(local)
-            if step[2] != NO_RESET:
-                self.ended.append(local)
+        if reply[0] & DONE and step[2] != NO_RESET:
+            self.ended.append(step[0])
         return reply[0]
 
     def give(self) -> list[tuple[int, Any]]:

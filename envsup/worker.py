@@ -208,11 +208,10 @@ class PipeServer:
     def _tell(self, step: Step, status: int, rest: Any) -> int:
         """See to a step that is not an ordinary one; returns its status."""
         if status & EXTRA:
-            status = self._add_extra(step[0], status, rest)
-        if status & DONE:
-            self._meters.ended.append(step[0])
-            if step[2] != NO_RESET:
-                self._ended.append(step)
+            status, data = dump_reply(status, rest, "step", self._dumps)
+            self._extras += EXTRA_LENGTH.pack(len(data)), data
+        if status & DONE and step[2] != NO_RESET:
+            self._ended.append(step)
         return status
 
     def _reset_ended(self, seq: int) -> None:
@@ -220,15 +219,6 @@ class PipeServer:
         for local, _, slot, _ in ended:
             status, reply = self._carry_out(Call(local, slot, "reset", (), {}))
             self._send(HEADER.pack(seq, AUTO_RESET, status, local, len(reply)) + reply)
-
-    def _add_extra(self, local: int, status: int, extra: Any) -> int:
-        """Pickle what of a step is not in the arena; returns the status, that of a failure if it cannot be."""
-        failed = status & FAILED
-        status, data = dump_reply(status, extra, "step", self._dumps)
-        if status & FAILED and not failed:
-            self._meters.withdraw(local)
-        self._extras += EXTRA_LENGTH.pack(len(data)), data
-        return status
 
     def _actions(self, numbers: Sequence[int], request: bytes) -> Iterator[Any]:
         if self._form.only_kind == INT64:
