@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import itemgetter
-from typing import Any, Collection, Mapping, Optional, Sequence
+from typing import Any, Collection, Mapping, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -59,32 +59,34 @@ class StepArrays(tuple[Any, ...]):
         return StepArrays, (*self, self.failed)
 
 
+class Noted(NamedTuple):
+    """What a supervisor knows of its environments.
+
+    Attributes:
+        slots: where replies are read from.
+        latest: by environment, whose reply its newest observation came with.
+    """
+
+    slots: Slots
+    envs: Sequence[EnvRecord]
+    ready: ReadyObservations
+    latest: Sequence[Any]
+
+
 class Collector:
     """Makes what a blocking step returns from the replies to it; to be made when that was sent.
 
     Arguments:
-        slots: to read them from.
-        envs, ready, latest: of the supervisor; the newest observations are noted in ``ready``.
+        noted: of the supervisor; the newest observations are noted there, too.
         owner: the call; an environment whose latest reply is not one to it has been stepped or reset since.
         env_ids: the environments that step, in the order of what is returned.
         in_arrays: whether arrays of all observations are wanted, which are copies.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        envs: Sequence[EnvRecord],
-        ready: ReadyObservations,
-        latest: Sequence[Any],
-        owner: Waiting,
-        env_ids: Sequence[int],
-        in_arrays: bool,
-    ) -> None:
+    def __init__(self, noted: Noted, owner: Waiting, env_ids: Sequence[int], in_arrays: bool) -> None:
+        slots, self._envs, self._ready, self._latest = noted
         self._slots = slots
-        self._envs = envs
-        self._latest = latest
         self.owner = owner
-        self._ready = ready
         self.env_ids = env_ids
         self._is_whole = env_ids == slots.all_ids
         self._reader = reader = slots.open_round(len(env_ids), in_arrays)
@@ -196,17 +198,8 @@ class TimestepCollector(Collector):
         maker: the module that makes trees.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        envs: Sequence[EnvRecord],
-        ready: ReadyObservations,
-        latest: Sequence[Any],
-        owner: Waiting,
-        env_ids: Sequence[int],
-        maker: Any,
-    ) -> None:
-        super().__init__(slots, envs, ready, latest, owner, env_ids, in_arrays=False)
+    def __init__(self, noted: Noted, owner: Waiting, env_ids: Sequence[int], maker: Any) -> None:
+        super().__init__(noted, owner, env_ids, in_arrays=False)
         self._maker = maker
         self._timesteps: list[Any] = [None] * len(self.env_ids)
         self._observations: list[Any] = []
@@ -242,24 +235,16 @@ class ArrayCollector(Collector):
     What is the newest observation when it is made is the last good one.
     """
 
-    def __init__(
-        self,
-        slots: Slots,
-        envs: Sequence[EnvRecord],
-        ready: ReadyObservations,
-        latest: Sequence[Any],
-        owner: Waiting,
-        env_ids: Sequence[int],
-    ) -> None:
-        super().__init__(slots, envs, ready, latest, owner, env_ids, in_arrays=True)
+    def __init__(self, noted: Noted, owner: Waiting, env_ids: Sequence[int]) -> None:
+        super().__init__(noted, owner, env_ids, in_arrays=True)
         count, reader = len(env_ids), self._reader
-        self._last_good = ready.snapshot()
+        self._last_good = self._ready.snapshot()
         self._infos: list[dict[Any, Any]] = [{} for _ in range(count)]
         self._failed: Array = np.zeros(count, dtype=np.bool_)
         self._env_id: Array = np.arange(count) if self._is_whole else np.array(env_ids)
-        # In any other case it holds copies, which can be made when the replies are there.
-        made_now = reader is not None and self._is_whole and reader.reward.dtype == np.float64
-        self._table = _Table(reader, None) if reader is not None and made_now else None
+        self._table: Optional[_Table] = None
+        if reader is not None and self._is_whole and reader.reward.dtype == np.float64:
+            self._table = _Table(reader, None)  # In any other case it copies, and the replies must be there.
 
     def collect(self) -> StepArrays:
         """The arrays, when all replies are there."""
@@ -267,7 +252,7 @@ class ArrayCollector(Collector):
         count, infos, failed = len(self.env_ids), self._infos, self._failed
         for row in ended:
             infos[row] = info_of(self.owner.statuses[self.env_ids[row]])
-        table = self._table_but_for(others) if others or self._table is None else self._table
+        table = self._table_but_for(others)
         if table is not None and not others:
             return StepArrays(table.obs, table.reward, table.done, infos, self._env_id, failed)
         done = np.zeros(count, dtype=np.bool_) if table is None else table.done

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Iterable, Optional, Sequence
+from typing import Any, Iterable, Iterator, Optional, Sequence
 
+from envsup.arena import kind_of_numbers
 from envsup.child import Child
 from envsup.env_record import EnvRecord
 from envsup.env_replies import EnvReplies
@@ -48,11 +49,12 @@ class EnvRequests(EnvReplies):
         plan, seq = self._plan_round(env_ids, owner), 0
         try:
             seq = self.next_number()
-            frames: Optional[Iterable[Any]] = plan.fill(seq, actions)
-            requests: Iterable[Request] = plan.requests(seq, owner, payload, actions if self._records else ())
+            kind = kind_of_numbers(actions)
+            frames: Optional[Iterable[Any]] = plan.fill(seq, kind, actions)
+            requests = plan.requests(seq, owner, payload, actions if self._records else ())
             if frames is None:
-                requests = list(requests)
-                frames = plan.pack(requests, actions)
+                made = list(requests)
+                requests, frames = iter(made), plan.pack(made, kind, actions)
             held = [self._held_step(env_ids[row], actions[row], plan.terms, owner, payload) for row in plan.waiting]
             if owner is not None:
                 owner.env_ids, owner.slots, owner.taken = plan.env_ids, plan.slots, plan.taken
@@ -69,14 +71,15 @@ class EnvRequests(EnvReplies):
         if owner is not None:
             owner.expect(len(plan.batches))
 
-    def _send_frames(self, plan: RoundPlan, requests: Iterable[Request], frames: Iterable[Any]) -> None:
+    def _send_frames(self, plan: RoundPlan, requests: Iterator[Request], frames: Iterable[Any]) -> None:
         now, request = self.clock(), None
         try:
-            for request, batch, frame in zip(requests, plan.batches, frames):
+            for batch, frame in zip(plan.batches, frames):
+                request = None  # The one before was sent, whatever comes while this one is made.
+                request = next(requests)
                 batch.child.send_steps(request, frame, now)
         except BaseException:
-            between = getattr(requests, "gi_frame", requests) is None  # It came while the next request was made.
-            if request is not None and request.sent_at and not between:
+            if request is not None and request.sent_at:
                 self._suspect(batch.child)
             raise
 

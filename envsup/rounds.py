@@ -8,7 +8,7 @@ from typing import Any, Iterable, Iterator, NamedTuple, Optional, Sequence
 
 import numpy as np
 
-from envsup.arena import ARRAY, kind_of_numbers
+from envsup.arena import ARRAY
 from envsup.child import Child
 from envsup.frames import FrameTable, plain_reply
 from envsup.payload import SendPayload
@@ -233,9 +233,8 @@ class RoundPlan:
                 request.actions = batch.of(actions)
             yield request
 
-    def fill(self, seq: int, actions: Sequence[Any]) -> Optional[Sequence[Any]]:
-        """The steps of all batches, packed at once, if that can be done."""
-        kind = kind_of_numbers(actions)
+    def fill(self, seq: int, kind: Optional[int], actions: Sequence[Any]) -> Optional[Sequence[Any]]:
+        """The steps of all batches, packed at once, if that can be done; ``kind`` is their ``kind_of_numbers``."""
         if kind is None and type(actions) is np.ndarray and self._store(actions):
             kind = ARRAY
         table = None if kind is None else self._table(kind)
@@ -247,16 +246,15 @@ class RoundPlan:
             return None  # An int of more than 64 bits.
         return table.frames
 
-    def pack(self, requests: Sequence[Request], actions: Sequence[Any]) -> Iterable[Any]:
+    def pack(self, requests: Sequence[Request], kind: Optional[int], actions: Sequence[Any]) -> Iterable[Any]:
         """The steps of each batch, ready for sending; what cannot be sent raises here."""
-        numbers = kind_of_numbers(actions) is not None
-        if not numbers:
+        if kind is None:
             actions = list(actions)
         packed = (
             batch.child.pack_steps(request, batch.route.form, batch.of(actions))
             for batch, request in zip(self.batches, requests)
         )
-        return packed if numbers else list(packed)  # Numbers can always be sent: the first may be on its way.
+        return list(packed) if kind is None else packed  # Numbers can always be sent: the first may be on its way.
 
     def _store(self, actions: Any) -> bool:
         """Put the actions, rows of an array, where the workers find them, if that can be done for all at once."""

@@ -200,7 +200,7 @@ class Slots:
             reward = self._reward(env_id, slot, status)
         return restore(arena.layout.root, obs, arena.rows(slot, env_id)), reward
 
-    def open_round(self, replies: int, in_arrays: bool = False) -> Optional[RoundReader]:
+    def open_round(self, replies: int, in_arrays: bool) -> Optional[RoundReader]:
         """What reads many replies at once, None if there are too few of them for that to pay, or cannot be any.
 
         ``in_arrays``: as arrays of all of them, which are copies.

@@ -11,7 +11,7 @@ from typing import Any, Literal, Mapping, Optional, Sequence, Union, overload
 import numpy as np
 
 from envsup.arguments import check_request, length_of, own_copy, positive_int
-from envsup.collect import ArrayCollector, Collector, StepArrays, TimestepCollector
+from envsup.collect import ArrayCollector, Collector, Noted, StepArrays, TimestepCollector
 from envsup.env_view import EnvView
 from envsup.lifecycle import EnvState
 from envsup.observed import traced
@@ -146,10 +146,10 @@ class SteppingSupervisor(EnvView):
 
     def _collector(self, owner: Waiting, env_ids: Sequence[int], in_arrays: bool) -> Collector:
         """What makes the answers to steps that were just sent."""
-        noted = self._slots, self._envs, self._ready_obs, self._latest
+        noted = Noted(self._slots, self._envs, self._ready_obs, self._latest)
         if in_arrays:
-            return ArrayCollector(*noted, owner, env_ids)
-        return TimestepCollector(*noted, owner, env_ids, self._maker)
+            return ArrayCollector(noted, owner, env_ids)
+        return TimestepCollector(noted, owner, env_ids, self._maker)
 
     def _finish_round(
         self, owner: Waiting, collector: Optional[Collector] = None, timeout: Optional[float] = None
